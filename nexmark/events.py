@@ -1,0 +1,111 @@
+"""The three kinds of events, and the one physical stream that carries them all.
+
+A batch of the stream has **one row**: three lists, the persons, the auctions and the bids of a flush. So a kind is
+taken out without a copy, nothing is stored for what a row is not, and one batch is one message of the log. Chosen by
+measurement (`docs/nexmark.md`) over a dense union and over sparse columns. Rows of a kind keep the order in which
+they were emitted; across the kinds the event number tells the order.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+PERSON = pa.schema(
+    [
+        pa.field("number", pa.int64(), nullable=False),
+        pa.field("ts", pa.int64(), nullable=False),
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("name", pa.string(), nullable=False),
+        pa.field("email", pa.string(), nullable=False),
+        pa.field("credit_card", pa.string(), nullable=False),
+        pa.field("city", pa.string(), nullable=False),
+        pa.field("state", pa.string(), nullable=False),
+        pa.field("extra", pa.string(), nullable=False),
+    ]
+)
+
+AUCTION = pa.schema(
+    [
+        pa.field("number", pa.int64(), nullable=False),
+        pa.field("ts", pa.int64(), nullable=False),
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("item_name", pa.string(), nullable=False),
+        pa.field("description", pa.string(), nullable=False),
+        pa.field("initial_bid", pa.int64(), nullable=False),
+        pa.field("reserve", pa.int64(), nullable=False),
+        pa.field("expires", pa.int64(), nullable=False),
+        pa.field("seller", pa.int64(), nullable=False),
+        pa.field("category", pa.int64(), nullable=False),
+        pa.field("extra", pa.string(), nullable=False),
+    ]
+)
+
+BID = pa.schema(
+    [
+        pa.field("number", pa.int64(), nullable=False),
+        pa.field("ts", pa.int64(), nullable=False),
+        pa.field("auction", pa.int64(), nullable=False),
+        pa.field("bidder", pa.int64(), nullable=False),
+        pa.field("price", pa.int64(), nullable=False),
+        pa.field("channel", pa.string(), nullable=False),
+        pa.field("url", pa.string(), nullable=False),
+        pa.field("extra", pa.string(), nullable=False),
+    ]
+)
+
+_KINDS = (("person", PERSON), ("auction", AUCTION), ("bid", BID))
+
+
+def _list_of(schema: pa.Schema) -> pa.DataType:
+    return pa.list_(pa.field("item", pa.struct(list(schema)), nullable=False))
+
+
+EVENTS = pa.schema([pa.field(name, _list_of(schema), nullable=False) for name, schema in _KINDS])
+
+
+def persons(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The persons of a batch of the stream, without a copy."""
+    return _kind(batch, 0, PERSON)
+
+
+def auctions(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The auctions of a batch of the stream, without a copy."""
+    return _kind(batch, 1, AUCTION)
+
+
+def bids(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The bids of a batch of the stream, without a copy."""
+    return _kind(batch, 2, BID)
+
+
+def numbers(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    """Event numbers of all kinds, in no particular order."""
+    parts = [_items(batch, index).field(0).to_numpy() for index in range(len(_KINDS))]
+    return np.concatenate(parts)
+
+
+def count(batch: pa.RecordBatch) -> int:
+    """How many events the batch carries (`batch.num_rows` is always 1)."""
+    return sum(len(_items(batch, index)) for index in range(len(_KINDS)))
+
+
+def pack(persons: pa.RecordBatch, auctions: pa.RecordBatch, bids: pa.RecordBatch) -> pa.RecordBatch:
+    """One batch of the stream from the rows of each kind. Columns are matched by position and must fit the schemas."""
+    lists = []
+    for (_, schema), rows, field in zip(_KINDS, (persons, auctions, bids), EVENTS, strict=True):
+        items = pa.StructArray.from_arrays(rows.columns, fields=list(schema))
+        lists.append(pa.ListArray.from_arrays(pa.array([0, len(items)], pa.int32()), items, type=field.type))
+    return pa.RecordBatch.from_arrays(lists, schema=EVENTS)
+
+
+def _items(batch: pa.RecordBatch, index: int) -> Any:
+    lists = batch.column(index)
+    if len(lists) != 1:
+        raise ValueError(f"a batch of the event stream has one row of three lists, got {len(lists)} rows")
+    return lists.flatten()
+
+
+def _kind(batch: pa.RecordBatch, index: int, schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(_items(batch, index).flatten(), schema=schema)
