@@ -1,0 +1,114 @@
+"""The writing half that protocols share: buffer rows, cut them into numbered entries, count what was written.
+
+All protocols flush at the same size and on the same interval, independent of their commits, so that they differ in
+nothing but the protocol.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+
+from protocols.base import Context, Job
+from sharedlog.codec import encode_batch
+from sharedlog.log import Entry, Header, Kind
+
+
+class Writer:
+    """Appends for one role, conditional on its instance (and whatever else is expected), counted by kind."""
+
+    def __init__(self, ctx: Context, *, conditional: bool = True) -> None:
+        self._ctx = ctx
+        self.expect: dict[str, int] = {f"instance/{ctx.name}": ctx.instance} if conditional else {}
+
+    def append(self, entries: Sequence[Entry]) -> list[int]:
+        """All or nothing. Raises `Fenced` when a successor has started; any other error kills this instance."""
+        lsns = self._ctx.log.append(entries, expect=self.expect or None)
+        for entry in entries:
+            count = self._ctx.written.setdefault(entry.header.kind.name.lower(), [0, 0])
+            count[0] += 1
+            count[1] += len(entry.body)
+        return lsns
+
+
+class Outbox:
+    """Rows on their way into the log, one buffer for each downstream substream."""
+
+    def __init__(self, ctx: Context, tags: Sequence[str], kind: Kind = Kind.DATA) -> None:
+        self._ctx = ctx
+        self._job: Job = ctx.job
+        self._kind = kind
+        self._rows: dict[str, list[pa.RecordBatch]] = {tag: [] for tag in tags}
+        self._bytes = dict.fromkeys(tags, 0)
+        self.sequences = dict.fromkeys(tags, 0)
+        self._watermark = 0
+        self._told = 0  # the watermark that every substream was last told
+        self._end: bytes | None = None
+        self._flushed_ms = self._told_ms = -1e18
+        self._fullest = 0
+
+    def add(self, outputs: Mapping[str, Sequence[pa.RecordBatch]], watermark: int, end: bytes | None = None) -> None:
+        for tag, batches in outputs.items():
+            self._rows[tag].extend(batches)
+            self._bytes[tag] += sum(batch.nbytes for batch in batches)
+            self._fullest = max(self._fullest, self._bytes[tag])
+        self._watermark = max(self._watermark, watermark)
+        if end is not None:
+            self._end = end
+
+    @property
+    def full(self) -> bool:
+        """A buffer has reached the size of an entry; flush before taking more."""
+        return self._fullest >= self._job.flush_bytes
+
+    @property
+    def empty(self) -> bool:
+        return self._fullest == 0 and self._end is None
+
+    def due(self, now_ms: float) -> bool:
+        if self.full or self._end is not None:
+            return True
+        if now_ms - self._flushed_ms < self._job.flush_interval_ms:
+            return False
+        return self._fullest > 0 or self._restate_due(now_ms)
+
+    def _restate_due(self, now_ms: float) -> bool:
+        return self._watermark > self._told and now_ms - self._told_ms >= self._job.watermark_interval_ms
+
+    def drain(self, now_ms: float, *, epoch: int = 0, transaction: int = 0) -> list[Entry]:
+        """Everything buffered, as numbered entries, and the watermark for substreams that have no rows."""
+        restate = self._end is not None or self._restate_due(now_ms)
+        entries = []
+        for tag, batches in self._rows.items():
+            if batches:
+                batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+                entries.append(self._entry(tag, encode_batch(batch), batch.num_rows, epoch, transaction))
+                batches.clear()
+                self._bytes[tag] = 0
+            elif restate and self._end is None:
+                entries.append(self._entry(tag, b"", 0, epoch, transaction))
+            if self._end is not None:
+                entries.append(self._entry(tag, self._end, 0, epoch, transaction, end=True))
+        if restate:
+            self._told, self._told_ms = self._watermark, now_ms
+        self._end = None
+        self._fullest = 0
+        self._flushed_ms = now_ms
+        return entries
+
+    def _entry(
+        self, tag: str, body: pa.Buffer | bytes, rows: int, epoch: int, transaction: int, *, end: bool = False
+    ) -> Entry:
+        self.sequences[tag] += 1
+        header = Header(
+            kind=self._kind,
+            producer=self._ctx.name,
+            instance=self._ctx.instance,
+            sequence=self.sequences[tag],
+            epoch=epoch,
+            transaction=transaction,
+            watermark=self._watermark,
+            rows=rows,
+            time_us=self._ctx.now_us(),
+            end=end,
+        )
+        return Entry((tag,), header, body)

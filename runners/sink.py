@@ -1,0 +1,108 @@
+"""The last step of the data's way: a reader that may act on what it gets, with a stop-watch.
+
+The sink admits rows by the protocol's own rule, stamps their arrival entry by entry, and folds them into the answer.
+Latency is taken from the oldest event that a row reflects, weighted by the number of events; see docs/method.md.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from protocols.base import Context, Delivery, Protocol
+from runners.answer import fold_for
+from runners.edges import Edges
+from runners.histogram import Histogram
+from runners.plan import Layout
+from runners.role import Role
+from sharedlog.codec import decode_batch
+from sharedlog.log import Record
+
+METRICS = ("emit", "visible", "paper")
+
+
+class Sink(Role):
+    """Reads the result stream to its end. `start_us` is the wall time of event time `base_us`."""
+
+    def __init__(self, ctx: Context, layout: Layout, protocol: Protocol, *, start_us: int, base_us: int) -> None:
+        self._ctx = ctx
+        self._stream = layout.graph.streams[layout.graph.result]
+        self._schema = layout.schema_of(layout.graph.result)
+        self._read_bytes = 16 * layout.job.flush_bytes
+        self._observer = protocol.observer(ctx)
+        self._edges = Edges(ctx.name)
+        self._shift_us = start_us - base_us
+        self._start_us = start_us
+        self._done = False
+        self.fold = fold_for(layout.graph.answer)
+        self.rows = self.events = 0
+        self.delay = Histogram()
+        self.latency: dict[tuple[int, str], Histogram] = {}  # (second since the start, metric)
+
+    def recover(self) -> None:
+        """A sink begins at the beginning: it is the measuring instrument, not part of what is measured."""
+
+    def step(self, now_ms: float) -> bool:
+        records: dict[str, Sequence[Record]] = {}
+        for tag, after in self._observer.inputs().items():
+            if found := self._ctx.log.read(tag, after, max_bytes=self._read_bytes):
+                records[tag] = found
+        for group in self._observer.admit(records):
+            for delivery in group:
+                self._take(delivery)
+        if not self._done and self._observer.exhausted():
+            self._done = True
+            self._ctx.log.increment("done")
+        return bool(records)
+
+    def _take(self, delivery: Delivery) -> None:
+        stamp_us = self._ctx.now_us()
+        tag, record, committed_us = delivery
+        if record.header.end:
+            self._edges.decode(record.body.to_pybytes())
+        if not record.header.rows:
+            return
+        batch = decode_batch(record.body, self._schema)
+        self._edges.taken(tag, record.header.producer, *self._stream.summarise(batch))
+        self.delay.add_one(stamp_us - committed_us)
+        self._measure(batch, stamp_us)
+        self.fold.add(batch)
+        self.rows += batch.num_rows
+
+    def _measure(self, batch: pa.RecordBatch, stamp_us: int) -> None:
+        oldest, newest, events, emit = (
+            batch.column(name).to_numpy() for name in ("oldest_us", "newest_us", "events", "emit_us")
+        )
+        self.events += int(events.sum())
+        second = (stamp_us - self._start_us) // 1_000_000
+        self._histogram(second, "visible").add(stamp_us - (oldest + self._shift_us), events)
+        self._histogram(second, "emit").add(emit - (oldest + self._shift_us), events)
+        self._histogram(second, "paper").add(emit - (newest + self._shift_us), np.ones_like(events))
+
+    def _histogram(self, second: int, metric: str) -> Histogram:
+        return self.latency.setdefault((second, metric), Histogram())
+
+    def inputs(self) -> Mapping[str, int]:
+        return self._observer.inputs()
+
+    def bound(self) -> int:
+        return self._observer.bound()
+
+    def finished(self) -> bool:
+        return self._done
+
+    def edges(self) -> dict[str, Sequence[int]]:
+        """Both ends of every edge, once all ENDs are in."""
+        return self._edges.dump()
+
+    def report(self) -> dict[str, object]:
+        recent = Histogram()
+        for second, metric in list(self.latency)[-6:]:
+            if metric == "visible":
+                recent.merge(self.latency[second, metric])
+        return {
+            "rows_in": self.rows,
+            "events": self.events,
+            "visible_p50_us": recent.percentile(50) if recent.counts else None,
+            "visible_p99_us": recent.percentile(99) if recent.counts else None,
+        }
