@@ -1,0 +1,124 @@
+"""Segment files: where the payloads of an embedded log lie.
+
+Every process appends to a segment of its own, so writing payloads needs no lock, and what a killed process left behind
+half-written is never reused: it lies beyond the bytes that the index calls committed, and goes when the file goes.
+Committed bytes never change, so readers map the file and hand out views of it.
+"""
+
+import mmap
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO
+
+import pyarrow as pa
+
+from sharedlog import frame
+from sharedlog.frame import Frame, Location
+from sharedlog.index import no_room
+from sharedlog.log import Record
+
+_SUFFIX = ".segment"
+_MAX_PIECES = 1020  # of one pwritev; Linux takes 1024
+_MAX_MAPS = 512
+
+
+def segment_path(directory: Path, number: int) -> Path:
+    return directory / f"{number:010d}{_SUFFIX}"
+
+
+def segment_files(directory: Path) -> dict[int, Path]:
+    """The segment files that are there, named by the index or not."""
+    return {int(path.name.removesuffix(_SUFFIX)): path for path in directory.glob(f"*{_SUFFIX}")}
+
+
+def sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Segment:
+    """The file that this process appends to. `committed_bytes` follows the index; bytes after it are scratch."""
+
+    def __init__(self, directory: Path, number: int, size: int) -> None:
+        """Create the file at its full length, sparse, so that readers need to map it only once."""
+        self.number = number
+        self.committed_bytes = 0
+        self.size = size
+        self._path = segment_path(directory, number)
+        self._file: IO[bytes] = open(self._path, "xb", buffering=0)  # noqa: SIM115
+        try:
+            os.ftruncate(self._file.fileno(), size)
+        except OSError as error:
+            self._file.close()
+            self._path.unlink(missing_ok=True)
+            raise no_room(error, f"creating {self._path}") from error
+
+    def write(self, frames: Sequence[Frame]) -> None:
+        """Write frames after the committed bytes. They exist only when the index says so."""
+        pieces = [piece for one in frames for piece in one.pieces if len(piece)]
+        at = self.committed_bytes
+        try:
+            for start in range(0, len(pieces), _MAX_PIECES):
+                at = self._write_all(pieces[start : start + _MAX_PIECES], at)
+        except OSError as error:
+            raise no_room(error, f"writing {at - self.committed_bytes} bytes and more to {self._path}") from error
+
+    def number_frames(self, frames: Sequence[Frame], first_lsn: int) -> list[Location]:
+        """Write the frames' LSNs, which are known only under the write lock."""
+        descriptor = self._file.fileno()
+        at = self.committed_bytes
+        locations: list[Location] = []
+        for lsn, one in enumerate(frames, first_lsn):
+            os.pwrite(descriptor, frame.LSN.pack(lsn), at + frame.LSN_OFFSET)
+            locations.append(Location(self.number, at, one.length, one.body_offset, one.kind))
+            at += one.padded_bytes
+        return locations
+
+    def sync(self) -> None:
+        os.fdatasync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write_all(self, pieces: list[bytes | pa.Buffer], at: int) -> int:
+        size = sum(len(piece) for piece in pieces)
+        written = os.pwritev(self._file.fileno(), pieces, at)
+        if written < size:  # Short before a full disk or a file size limit: the rest tells which.
+            rest = memoryview(b"".join(pieces))
+            while written < size:
+                written += os.pwrite(self._file.fileno(), rest[written:], at + written)
+        return at + size
+
+
+class SegmentMaps:
+    """Segments mapped for reading. A dropped map lives on until the last body that views it is gone."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._maps: dict[int, tuple[memoryview, pa.Buffer, str]] = {}
+
+    def record(self, lsn: int, location: Location) -> Record:
+        """Raises `FileNotFoundError` when a trim has removed the file meanwhile, and `Corrupted`."""
+        mapped = self._maps.get(location.segment)
+        if mapped is None:
+            mapped = self._map(location.segment)
+        view, buffer, path = mapped
+        return frame.record(view, buffer, location, lsn, path)
+
+    def drop(self, gone: Callable[[int], bool]) -> None:
+        """Give up the maps of segments that are `gone`: a mapped file keeps its disk space."""
+        for number in [number for number in self._maps if gone(number)]:
+            del self._maps[number]
+
+    def _map(self, number: int) -> tuple[memoryview, pa.Buffer, str]:
+        path = segment_path(self._directory, number)
+        with open(path, "rb") as file:
+            mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
+        while len(self._maps) >= _MAX_MAPS:
+            del self._maps[next(iter(self._maps))]
+        self._maps[number] = mapped = (memoryview(mapping), pa.py_buffer(mapping), str(path))
+        return mapped
