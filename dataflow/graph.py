@@ -5,12 +5,13 @@ One stage runs as `parallelism` tasks; a stream has one substream for every task
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import pyarrow as pa
 
+from dataflow.partition import row_hash_sum
 from dataflow.state import TaskState
 
 
@@ -23,13 +24,21 @@ class Stream:
     """A named flow of rows of one schema.
 
     `key` is the int64 column whose stable hash chooses a row's substream; None spreads whole batches evenly.
-    `identity` names the int64 columns that tell rows apart; both ends of an edge count and hash them.
+    `identity` names the int64 columns that tell rows apart; both ends of an edge count and hash them. A stream whose
+    batches are not plain rows brings its own `summary` (count, hash sum) instead.
     """
 
     name: str
     schema: pa.Schema
     key: str | None = None
-    identity: tuple[str, ...]
+    identity: tuple[str, ...] = ()
+    summary: Callable[[pa.RecordBatch], tuple[int, int]] | None = None
+
+    def summarise(self, batch: pa.RecordBatch) -> tuple[int, int]:
+        """How many rows, and the sum of their hashes: what both ends of an edge compare."""
+        if self.summary is not None:
+            return self.summary(batch)
+        return batch.num_rows, row_hash_sum(batch, self.identity)
 
 
 class Output(NamedTuple):
@@ -55,7 +64,7 @@ class Operator(ABC):
         """No row with a smaller time will come: close windows, expire state. Called with rising values only."""
         return ()
 
-    def rebuild(self) -> None:
+    def rebuild(self) -> None:  # noqa: B027  Most operators derive nothing.
         """Recompute what was derived from the stores. Called after every restore, also of an empty state."""
 
     @property

@@ -1,0 +1,142 @@
+"""Small queries on integers, for the simulator: each stresses one kind of state, and none is idempotent by luck.
+
+Events have an event number, a time, a key and a value. The expected answers are plain Python, written apart from the
+operators, so that a wrong operator cannot agree with itself.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+
+import pyarrow as pa
+
+from dataflow.columns import LATENCY, Latency, batch_of, ints, schema_of
+from dataflow.graph import Answer, Graph, Stage, Stream
+from dataflow.operators.aggregate import StreamAggregate, TableAggregate
+from dataflow.operators.stateless import Branch, TableMap
+from dataflow.operators.window import WindowAggregate
+
+EVENT = schema_of(ints=("number", "ts", "key", "value"), latency=False)
+ROW = schema_of(ints=("number", "ts", "key", "value"))
+_GROUPED = schema_of(ints=("key", "group", "value"), revisions=True)
+WINDOW_US = 1_000
+GROUPS = 3
+
+Row = Mapping[str, int]
+Folded = Mapping[tuple[int, ...], tuple[int, ...]]
+
+_EVENTS = Stream(name="events", schema=EVENT, identity=("number",))
+_ROWS = Stream(name="rows", schema=ROW, key="key", identity=("number", "value"))
+
+
+def stamped(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Events with their latency columns: what every first stage adds."""
+    columns = {name: batch.column(name) for name in EVENT.names}
+    return batch_of(ROW, {**columns, **Latency.at(ints(batch, "ts")).columns()})
+
+
+def doubled(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.set_column(3, batch.schema.field(3), pa.array(2 * ints(batch, "value")))
+
+
+def stateless(parallelism: int) -> Graph:
+    """Every event with its value doubled."""
+    result = Stream(name="result", schema=ROW, identity=("number", "value"))
+    logic = Branch(routes=(("result", (stamped, doubled)),))
+    return _graph(
+        "sample_stateless",
+        (_EVENTS, result),
+        (Stage(name="map", inputs=("events",), outputs=("result",), logic=logic),),
+        Answer(key=(), value=("number", "ts", "key", "value")),
+        parallelism,
+    )
+
+
+def windowed(parallelism: int) -> Graph:
+    """Sum and count per (window, key): an event processed twice shows."""
+    logic = WindowAggregate(
+        output="result",
+        time="ts",
+        keys=("key",),
+        sums=(("total", "value"), ("count", "events")),
+        window_us=WINDOW_US,
+        slide_us=WINDOW_US,
+    )
+    result = Stream(name="result", schema=logic.schema, identity=("window", "key", "total", "count"))
+    return _graph(
+        "sample_windowed",
+        (_EVENTS, _ROWS, result),
+        (_split(), Stage(name="sum", inputs=("rows",), outputs=("result",), logic=logic)),
+        Answer(key=("window", "key"), value=("total", "count")),
+        parallelism,
+    )
+
+
+def chained(parallelism: int) -> Graph:
+    """Totals per group of keys over running sums per key: four stages, three repartitions' worth of state."""
+    sums = StreamAggregate(output="sums", keys=("key",), sums=(("total", "value"), ("count", "events")))
+    totals = TableAggregate(output="result", member="key", group="group", value="value")
+    streams = (
+        _EVENTS,
+        _ROWS,
+        Stream(name="sums", schema=sums.schema, key="key", identity=("key", "total", "count")),
+        Stream(name="grouped", schema=_GROUPED, key="group", identity=("group", "key", "value")),
+        Stream(name="result", schema=totals.schema, identity=("group", "total", "count")),
+    )
+    stages = (
+        _split(),
+        Stage(name="sum", inputs=("rows",), outputs=("sums",), logic=sums),
+        Stage(
+            name="regroup",
+            inputs=("sums",),
+            outputs=("grouped",),
+            logic=Branch(routes=(("grouped", (TableMap(grouped),)),)),
+        ),
+        Stage(name="total", inputs=("grouped",), outputs=("result",), logic=totals),
+    )
+    return _graph("sample_chained", streams, stages, Answer(key=("group",), value=("total", "count")), parallelism)
+
+
+def grouped(batch: pa.RecordBatch) -> pa.RecordBatch:
+    key = ints(batch, "key")
+    columns = {name: batch.column(name) for name in ("op", *LATENCY)}
+    return batch_of(_GROUPED, {**columns, "key": key, "group": key % GROUPS, "value": ints(batch, "total")})
+
+
+def expected_stateless(rows: Iterable[Row]) -> Counter[tuple[int, ...]]:
+    return Counter((row["number"], row["ts"], row["key"], 2 * row["value"]) for row in rows)
+
+
+def expected_windowed(rows: Iterable[Row]) -> Folded:
+    answer: dict[tuple[int, ...], tuple[int, ...]] = defaultdict(lambda: (0, 0))
+    for row in rows:
+        key = (row["ts"] // WINDOW_US * WINDOW_US, row["key"])
+        total, count = answer[key]
+        answer[key] = (total + row["value"], count + 1)
+    return dict(answer)
+
+
+def expected_chained(rows: Iterable[Row]) -> Folded:
+    keys: dict[int, set[int]] = defaultdict(set)
+    totals: dict[int, int] = defaultdict(int)
+    for row in rows:
+        keys[row["key"] % GROUPS].add(row["key"])
+        totals[row["key"] % GROUPS] += row["value"]
+    return {(group,): (totals[group], len(keys[group])) for group in totals}
+
+
+def _split() -> Stage:
+    return Stage(name="split", inputs=("events",), outputs=("rows",), logic=Branch(routes=(("rows", (stamped,)),)))
+
+
+def _graph(
+    name: str, streams: tuple[Stream, ...], stages: tuple[Stage, ...], answer: Answer, parallelism: int
+) -> Graph:
+    graph = Graph(
+        name=name,
+        source="events",
+        result="result",
+        answer=answer,
+        streams={stream.name: stream for stream in streams},
+        stages=stages,
+    )
+    return graph.with_parallelism(parallelism)
