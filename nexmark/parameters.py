@@ -77,9 +77,7 @@ class Q3(Query):
         require_int(self.name, "category", self.category, 0)
         states: object = self.states
         if not isinstance(states, list | tuple) or not all(isinstance(state, str) for state in states) or not states:
-            raise ParameterError(
-                f"{self.name}: states must be a list of at least one string, got {states!r}; quote them"
-            )
+            raise ParameterError(f"{self.name}: states must be a list of strings, got {states!r}; quote them")
         object.__setattr__(self, "states", tuple(states))
 
 
