@@ -106,7 +106,7 @@ class Core:
                     missing = error
         raise Corrupted(f"last entry of tag {tag!r}: {missing.filename} is missing although the index names it")
 
-    def wait(self, positions: Mapping[str, int], timeout_ms: float) -> bool:
+    def wait(self, positions: Mapping[str, int], timeout_ms: float, wake_fd: int | None = None) -> bool:
         wanted = [(*self._prefix(tag), after) for tag, after in positions.items()]
         if self._any_after(wanted):
             return True
@@ -119,7 +119,8 @@ class Core:
             listener.drain()
             if self._any_after(wanted):
                 return True
-            listener.sleep(left * 1000)
+            if listener.sleep(left * 1000, wake_fd):
+                break
         return self._any_after(wanted)
 
     def head(self) -> Head:

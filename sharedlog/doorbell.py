@@ -9,7 +9,6 @@ import errno
 import logging
 import os
 import select
-import time
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -61,6 +60,7 @@ class Listener:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._watched: set[int] = set()
+        self._wakers: set[int] = set()
         self._inotify: inotify_simple.INotify | None = None
         self._poll = select.poll()
         try:
@@ -91,12 +91,17 @@ class Listener:
             except BlockingIOError:
                 pass
 
-    def sleep(self, timeout_ms: float) -> None:
-        """Until a watched bell rings, at most for the timeout and never much longer than `FALLBACK_MS`."""
-        if self._inotify is None:
-            time.sleep(min(timeout_ms, _POLL_MS) / 1000)
-        else:
-            self._poll.poll(min(timeout_ms, FALLBACK_MS))
+    def sleep(self, timeout_ms: float, wake_fd: int | None = None) -> bool:
+        """Until a watched bell rings, at most for the timeout and never much longer than `FALLBACK_MS`.
+
+        True when `wake_fd` became readable.
+        """
+        if wake_fd is not None and wake_fd not in self._wakers:
+            self._poll.register(wake_fd, select.POLLIN)
+            self._wakers.add(wake_fd)
+        limit_ms = FALLBACK_MS if self._inotify is not None else _POLL_MS
+        ready = self._poll.poll(min(timeout_ms, limit_ms))
+        return any(descriptor == wake_fd for descriptor, _ in ready)
 
     def close(self) -> None:
         if self._inotify is not None:

@@ -102,8 +102,8 @@ class EmbeddedLog(SharedLog):
     def read(self, tag: str, after: int, *, max_bytes: int) -> list[Record]:
         return self._hold().core.read(tag, after, max_bytes)
 
-    def wait(self, positions: Mapping[str, int], timeout_ms: float) -> bool:
-        return self._hold().core.wait(positions, timeout_ms)
+    def wait(self, positions: Mapping[str, int], timeout_ms: float, *, wake_fd: int | None = None) -> bool:
+        return self._hold().core.wait(positions, timeout_ms, wake_fd)
 
     def last(self, tag: str, *, kind: Kind | None = None) -> Record | None:
         return self._hold().core.last(tag, kind)

@@ -80,8 +80,11 @@ class SharedLog(ABC):
         """
 
     @abstractmethod
-    def wait(self, positions: Mapping[str, int], timeout_ms: float) -> bool:
-        """Block until some tag has an entry after its position; False when the time ran out first."""
+    def wait(self, positions: Mapping[str, int], timeout_ms: float, *, wake_fd: int | None = None) -> bool:
+        """Block until some tag has an entry after its position; False when the time ran out first.
+
+        A readable `wake_fd` ends the wait as well: a role that also listens to a socket waits for both at once.
+        """
 
     @abstractmethod
     def last(self, tag: str, *, kind: Kind | None = None) -> Record | None:

@@ -1,0 +1,214 @@
+"""A role inside a process: open the log, take an instance number, step until the job is done.
+
+This is the function that Spark runs. Whatever goes wrong is returned as a result, because Spark would run a function
+that raises again and again; only the death of the process is left for Spark to notice.
+"""
+
+import json
+import os
+import time
+import traceback
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from nexmark.workload import Workload
+from protocols.base import Channel, Context, Job, Protocol, TaskContext
+from runners.answer import MultisetFold
+from runners.channel import SocketChannel
+from runners.coordination import CoordinatorRole
+from runners.plan import SINK, Layout
+from runners.reports import Reporter
+from runners.role import Role
+from runners.sink import Sink
+from runners.source import Share, Source
+from runners.task import Task
+from runners.uploads import ThreadUploads
+from sharedlog.errors import Fenced, LogFull
+from sharedlog.log import LogSpec, SharedLog, SnapshotStore
+
+START_KEY = "job/start"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """Everything a role needs to know, on whatever host it wakes up."""
+
+    layout: Layout
+    protocol: Protocol
+    log: LogSpec
+    workload: Workload
+    total: int
+    block: int
+    report_interval_ms: float = 200
+
+    @property
+    def job(self) -> Job:
+        return self.layout.job
+
+    def roles(self) -> tuple[str, ...]:
+        """All roles, in the order of the data's way; coordinators last."""
+        return (*self.job.sources, *self.job.tasks, SINK, *self.protocol.coordinators(self.job))
+
+
+@dataclass(kw_only=True)
+class RoleResult:
+    """What a role leaves behind. `status` is done, fenced, aborted or failed."""
+
+    role: str
+    instance: int
+    status: str
+    error: str = ""
+    report: dict[str, Any] = field(default_factory=dict)
+    sink: dict[str, Any] | None = None
+
+
+def run_role(spec: RunSpec, name: str) -> RoleResult:
+    """Run one role from recovery to the end of the job."""
+    log = spec.log.open()
+    instance = 0
+    role: Role | None = None
+    try:
+        instance = log.increment(f"instance/{name}")
+        ctx_for = _contexts(spec, log, name, instance)
+        role, ctx = _build(spec, name, ctx_for)
+        status = _drive(spec, log, role, ctx)
+        return RoleResult(role=name, instance=instance, status=status, report=_final(role, ctx), sink=_sink(role))
+    except Fenced as fenced:
+        return RoleResult(role=name, instance=instance, status="fenced", error=str(fenced))
+    except LogFull:
+        # The outcome is known (nothing was written) but this instance's buffers are not: die, and be restarted.
+        time.sleep(0.2)
+        os._exit(3)
+    except Exception:
+        return RoleResult(role=name, instance=instance, status="failed", error=traceback.format_exc())
+    finally:
+        log.close()
+
+
+def wall_us() -> int:
+    return time.time_ns() // 1000
+
+
+def _contexts(spec: RunSpec, log: SharedLog, name: str, instance: int) -> dict[str, Any]:
+    snapshots = spec.log.snapshots()
+    return {
+        "job": spec.job,
+        "name": name,
+        "instance": instance,
+        "log": log,
+        "snapshots": snapshots,
+        "uploads": ThreadUploads(snapshots),
+        "channel": SocketChannel(name, snapshots),
+        "now_us": wall_us,
+    }
+
+
+def _build(spec: RunSpec, name: str, parts: dict[str, Any]) -> tuple[Role, Context]:
+    """The role by its name. Sources and the sink wait for the common start time."""
+    job, layout = spec.job, spec.layout
+    if name in job.tasks:
+        stage = next(stage for stage in layout.graph.stages if stage.name == layout.stage_of(name))
+        operator = stage.logic.build()
+        task_ctx = TaskContext(plan=job.tasks[name], state=operator.state, **parts)
+        return Task(task_ctx, layout, operator, spec.protocol), task_ctx
+    ctx = Context(**parts)
+    if name not in job.sources and name != SINK:
+        return CoordinatorRole(spec.protocol.coordinator(ctx)), ctx
+    announce(ctx)
+    start_us = await_start(ctx.log, ctx.snapshots)
+    if name == SINK:
+        return Sink(ctx, layout, spec.protocol, start_us=start_us, base_us=spec.workload.base_time_us), ctx
+    index = job.sources.index(name)
+    share = Share(index=index, sources=len(job.sources), total=spec.total, block=spec.block)
+    return Source(ctx, layout, spec.workload, share, start_us), ctx
+
+
+def announce(ctx: Context) -> None:
+    """Alive, and in need of everything: the supervisor starts the clock when all roles are there."""
+    Reporter(ctx, _Waiting(), os.getpid(), 0).step(0)
+
+
+class _Waiting(Role):
+    """Stands in until the clock starts."""
+
+    def recover(self) -> None: ...
+    def step(self, now_ms: float) -> bool:
+        return False
+
+    def inputs(self) -> dict[str, int]:
+        return {}
+
+    def bound(self) -> int:
+        return 0
+
+    def finished(self) -> bool:
+        return False
+
+    def report(self) -> dict[str, object]:
+        return {}
+
+
+def await_start(log: SharedLog, snapshots: SnapshotStore) -> int:
+    """The wall time of offset 0, once the supervisor has set it."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if (start := snapshots.get(START_KEY)) is not None:
+            return int(json.loads(start.to_pybytes())["start_us"])
+        if log.get("abort"):
+            return wall_us()
+        time.sleep(0.005)
+    raise TimeoutError("no start time within 120 s: the driver is gone, or not all roles have started")
+
+
+def _drive(spec: RunSpec, log: SharedLog, role: Role, ctx: Context) -> str:
+    """Step, report, sleep; until DONE or ABORT. Returns how it ended."""
+    reporter = Reporter(ctx, role, os.getpid(), spec.report_interval_ms)
+    checked_ms = 0.0
+    role.recover()
+    while True:
+        now_ms = time.monotonic_ns() / 1e6
+        moved = role.step(now_ms)
+        reporter.step(now_ms, cpu_s=time.process_time())
+        if now_ms - checked_ms >= 20:
+            checked_ms = now_ms
+            if log.get("abort"):
+                return "aborted"
+            if log.get("done") and role.finished():
+                return "done"
+        if not moved:
+            _sleep(log, role, role.due_ms(now_ms), ctx.channel)
+
+
+def _sleep(log: SharedLog, role: Role, due_ms: float, channel: Channel) -> None:
+    inputs = role.inputs()
+    wake_fd = channel.fileno() if isinstance(channel, SocketChannel) else None
+    if inputs or wake_fd is not None:
+        log.wait(inputs, due_ms, wake_fd=wake_fd)
+    else:
+        time.sleep(min(due_ms, 20) / 1000)
+
+
+def _final(role: Role, ctx: Context) -> dict[str, Any]:
+    return {"written": ctx.written, "cpu_s": time.process_time(), **role.report()}
+
+
+def _sink(role: Role) -> dict[str, Any] | None:
+    """Answer, edges and latencies: plain values and Arrow bytes, so that they travel to the driver."""
+    if not isinstance(role, Sink):
+        return None
+    table = role.fold.result()
+    buffer = pa.BufferOutputStream()
+    with pa.ipc.new_stream(buffer, table.schema) as writer:
+        writer.write_table(table)
+    numbers = role.fold.numbers() if isinstance(role.fold, MultisetFold) else None
+    return {
+        "answer": buffer.getvalue().to_pybytes(),
+        "numbers": numbers,
+        "edges": role.edges(),
+        "latency": {key: histogram.counts for key, histogram in role.latency.items()},
+        "delay": role.delay.counts,
+        "rows": role.rows,
+        "events": role.events,
+    }
