@@ -162,13 +162,13 @@ class _Held:
 
 _open_logs: dict[str, _Held] = {}
 _open_logs_lock = threading.Lock()
-_inherited: list[object] = []
+_inherited: dict[str, _Held] = {}
 
 
 def _forget_parents_logs() -> None:
-    """In a forked child. What the parent opened stays its own: not used here and not closed either."""
+    """In a forked child. What the parent opened stays its own; it is kept only so that nothing is cleaned up here."""
     global _open_logs, _open_logs_lock
-    _inherited.append(_open_logs)
+    _inherited.update(_open_logs)
     _open_logs = {}
     _open_logs_lock = threading.Lock()
 
@@ -185,6 +185,8 @@ def _acquire(spec: EmbeddedLogSpec) -> _Held:
                 raise LogError(f"{path} is open in this process as {held.spec}; a second open must ask for the same")
             held.handles += 1
             return held
+        if str(path) in _inherited:
+            _inherited.pop(str(path)).core.index.close()  # LMDB leaves the parent's locks alone
         path.mkdir(parents=True, exist_ok=True)
         with locked(path / "open.lock"):
             _settle_format(path, spec.durability)
