@@ -58,8 +58,8 @@ class Lane:
     held: deque[Held] = field(default_factory=deque)
 
 
-class Inbox(Observer):
-    """FIFO admission. Subclasses decide about heads, and learn from control entries."""
+class Lanes(Observer):
+    """All substreams of a reader: what is held back, what was delivered, and the place to go on from."""
 
     # Whether delivered sequences must be without gaps. False only where loss is allowed.
     contiguous = True
@@ -77,47 +77,8 @@ class Inbox(Observer):
         self._held_bytes = 0
         self.lanes = {tag: Lane(tag, {p: Producer() for p in producers}) for tag, producers in self._inputs.items()}
 
-    @abstractmethod
-    def decide(self, lane: Lane, head: Record) -> tuple[Verdict, int]:
-        """What to do with a data head; for DELIVER, also when the entry that allows it was appended (µs)."""
-
-    def learn(self, lane: Lane, record: Record) -> None:
-        """A control entry passes by, in LSN order with the data of its substream."""
-
     def inputs(self) -> Mapping[str, int]:
         return {tag: lane.read for tag, lane in self.lanes.items()}
-
-    def admit(self, records: Mapping[str, Sequence[Record]]) -> Iterator[Sequence[Delivery]]:
-        for tag, arrived in records.items():
-            lane = self.lanes[tag]
-            for record in arrived:
-                lane.read = record.lsn
-                if record.header.kind in DATA:
-                    self._hold(lane, record)
-                else:
-                    self.learn(lane, record)
-        group: list[Delivery] = []
-        decided: dict[str, int] = {}
-        for lane in self.lanes.values():
-            group.extend(self._release(lane, decided))
-        if group:
-            yield group
-        for tag, position in decided.items():
-            self.lanes[tag].position = position
-        for lane in self.lanes.values():
-            if not lane.held:
-                lane.position = max(lane.position, lane.read)
-
-    def _release(self, lane: Lane, decided: dict[str, int]) -> Iterator[Delivery]:
-        while lane.held:
-            head = lane.held[0].record
-            verdict, committed_us = self.decide(lane, head)
-            if verdict is Verdict.WAIT:
-                return
-            record = self._unhold(lane)
-            decided[lane.tag] = record.lsn
-            if verdict is Verdict.DELIVER and self._fresh(lane, record.header):
-                yield Delivery(lane.tag, record, committed_us)
 
     def _fresh(self, lane: Lane, header: Header) -> bool:
         """Whether an admitted entry is new; moves the high-water mark."""
@@ -144,7 +105,10 @@ class Inbox(Observer):
             lane.held.append(Held(record._replace(body=None), kept=False))
 
     def _unhold(self, lane: Lane) -> Record:
-        held = lane.held.popleft()
+        return self._fetch(lane, lane.held.popleft())
+
+    def _fetch(self, lane: Lane, held: Held) -> Record:
+        """The whole entry, for one that is held no longer."""
         if held.kept:
             self._held_bytes -= held.record.body.size
             return held.record
@@ -193,6 +157,49 @@ class Inbox(Observer):
 
     def load(self, saved: bytes) -> None:
         self.resume(json.loads(saved))
+
+
+class Inbox(Lanes):
+    """FIFO admission. Subclasses decide about heads, and learn from control entries."""
+
+    @abstractmethod
+    def decide(self, lane: Lane, head: Record) -> tuple[Verdict, int]:
+        """What to do with a data head; for DELIVER, also when the entry that allows it was appended (µs)."""
+
+    def learn(self, lane: Lane, record: Record) -> None:
+        """A control entry passes by, in LSN order with the data of its substream."""
+
+    def admit(self, records: Mapping[str, Sequence[Record]]) -> Iterator[Sequence[Delivery]]:
+        for tag, arrived in records.items():
+            lane = self.lanes[tag]
+            for record in arrived:
+                lane.read = record.lsn
+                if record.header.kind in DATA:
+                    self._hold(lane, record)
+                else:
+                    self.learn(lane, record)
+        group: list[Delivery] = []
+        decided: dict[str, int] = {}
+        for lane in self.lanes.values():
+            group.extend(self._release(lane, decided))
+        if group:
+            yield group
+        for tag, position in decided.items():
+            self.lanes[tag].position = position
+        for lane in self.lanes.values():
+            if not lane.held:
+                lane.position = max(lane.position, lane.read)
+
+    def _release(self, lane: Lane, decided: dict[str, int]) -> Iterator[Delivery]:
+        while lane.held:
+            head = lane.held[0].record
+            verdict, committed_us = self.decide(lane, head)
+            if verdict is Verdict.WAIT:
+                return
+            record = self._unhold(lane)
+            decided[lane.tag] = record.lsn
+            if verdict is Verdict.DELIVER and self._fresh(lane, record.header):
+                yield Delivery(lane.tag, record, committed_us)
 
 
 class OpenInbox(Inbox):
