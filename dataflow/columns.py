@@ -67,6 +67,10 @@ class Latency(NamedTuple):
     def take(self, rows: Ints | npt.NDArray[np.bool_]) -> "Latency":
         return Latency(*(column[rows] for column in self))
 
+    def after(self, time: Ints) -> "Latency":
+        """The same causes, for rows that could not be known before these times."""
+        return Latency(np.maximum(self.oldest_us, time), np.maximum(self.newest_us, time), self.events)
+
     def fold(self, groups: Ints, count: int) -> "Latency":
         """What each of `count` groups of rows answers together."""
         oldest = np.full(count, np.iinfo(np.int64).max)

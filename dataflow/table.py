@@ -15,7 +15,7 @@ import pyarrow as pa
 from dataflow.index import HashIndex, Ints
 from dataflow.state import DELETE, EXPIRE, UPSERT, Store
 
-Column = npt.NDArray[np.int64] | npt.NDArray[np.object_]
+Column = npt.NDArray[Any]  # int64, or str objects
 
 NEVER = 2**63 - 1
 _SMALLEST = 64
@@ -78,9 +78,9 @@ class Table(Store):
         column: npt.NDArray[np.int64] = self._columns[name]
         return column
 
-    def texts(self, name: str) -> npt.NDArray[np.object_]:
-        """A string column by row number."""
-        column: npt.NDArray[np.object_] = self._columns[name]
+    def values(self, name: str) -> Column:
+        """A column of either kind by row number."""
+        column: Column = self._columns[name]
         return column
 
     def all(self) -> Ints:
@@ -227,16 +227,15 @@ class Table(Store):
 
     def _batch(self, rows: Ints, horizon: bool) -> pa.RecordBatch:
         """These rows as changes: upserts of the living, deletes of the dead."""
-        operations = np.where(self._live[rows], UPSERT, DELETE).astype(np.int8)
-        arrays = [pa.array(operations)]
+        op = np.where(self._live[rows], UPSERT, DELETE).astype(np.int8)
+        arrays = [pa.array(np.append(np.int8(EXPIRE), op) if horizon else op)]
         for name in self._names:
-            arrays.append(pa.array(self._columns[name][rows], pa.string() if name in self.strings else pa.int64()))
-        batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-        if not horizon:
-            return batch
-        blank = {name: "" if name in self.strings else 0 for name in self._names}
-        mark = pa.RecordBatch.from_pylist([{"op": EXPIRE, **blank, str(self._expiry): self.horizon}], self.schema)
-        return pa.concat_batches([mark, batch])
+            column = self._columns[name][rows]
+            if horizon:
+                blank = self.horizon if name == self._expiry else "" if name in self.strings else 0
+                column = np.append(np.array([blank], column.dtype), column)
+            arrays.append(pa.array(column, pa.string() if name in self.strings else pa.int64()))
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _expiry_column(self) -> npt.NDArray[np.int64]:
         if self._expiry is None:

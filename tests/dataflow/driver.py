@@ -32,11 +32,13 @@ class Task:
 @dataclass
 class Driver:
     """`crash` is the probability with which a task, between two batches, is replaced by one recovered from its last
-    snapshot and the changes since."""
+    snapshot and the changes since. `backlog` is the probability with which work is left lying when the next batch
+    comes."""
 
     graph: Graph
     seed: int = 0
     crash: float = 0.0
+    backlog: float = 0.3
     results: list[pa.RecordBatch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -59,7 +61,7 @@ class Driver:
         for number, (batch, watermark) in enumerate(batches):
             self._send(f"source/{number % sources}", self.graph.source, batch)
             self._watermark(f"source/{number % sources}", (self.graph.source,), watermark)
-            while self.random.random() < 0.7 and self._step():
+            while self.random.random() >= self.backlog and self._step():
                 pass
         for source in range(sources):
             self._watermark(f"source/{source}", (self.graph.source,), END)
