@@ -1,0 +1,122 @@
+"""What a simulated schedule is judged by: the brute-force answer, and both ends of every edge."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from dataflow import samples
+from dataflow.graph import Answer, Graph
+from protocols.base import Context, Guarantee, Protocol
+from runners.answer import Fold
+from runners.edges import mismatches
+from runners.plan import Layout
+from runners.sink import Sink
+from runners.simplan import TinyWorkload
+
+Rows = Iterable[Mapping[str, int]]
+
+QUERIES: dict[str, tuple[Callable[[int], Graph], Callable[[Rows], Any]]] = {
+    "stateless": (samples.stateless, samples.expected_stateless),
+    "windowed": (samples.windowed, samples.expected_windowed),
+    "chained": (samples.chained, samples.expected_chained),
+}
+
+
+class PlainFold(Fold):
+    """The sink's rows as they came; the answer is made of them in plain Python, apart from the product's own fold."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._key, self._value = answer.key, answer.value
+        self.parts: list[pa.RecordBatch] = []
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self.parts.append(batch)
+
+    def result(self) -> pa.Table:
+        return pa.Table.from_batches(self.parts)
+
+    def answer(self) -> Any:
+        """Last value per key, or how often each row came."""
+        folded: dict[tuple[int, ...], tuple[int, ...]] = {}
+        counted: Counter[tuple[int, ...]] = Counter()
+        for batch in self.parts:
+            values = list(zip(*(batch.column(name).to_pylist() for name in self._value), strict=True))
+            if not self._key:
+                counted.update(values)
+                continue
+            keys = zip(*(batch.column(name).to_pylist() for name in self._key), strict=True)
+            for key, value, op in zip(keys, values, batch.column("op").to_pylist(), strict=True):
+                if op:
+                    folded.pop(key, None)
+                else:
+                    folded[key] = value
+        return folded if self._key else counted
+
+
+class SimulatedSink(Sink):
+    """The real sink without its stop-watch. It saves its place after each step, and a new one goes on from there."""
+
+    def __init__(
+        self,
+        ctx: Context,
+        layout: Layout,
+        protocol: Protocol,
+        *,
+        start_us: int,
+        base_us: int,
+        last: "SimulatedSink | None",
+    ) -> None:
+        super().__init__(ctx, layout, protocol, start_us=start_us, base_us=base_us)
+        self.plain = PlainFold(layout.graph.answer)
+        self.fold = self.plain
+        self.saved: tuple[bytes, int, dict[str, Any]] | None = None
+        if last is not None and last.saved is not None:
+            self.saved = last.saved
+            place, parts, edges = last.saved
+            self._observer.load(place)
+            self._edges.load(edges)
+            self.plain.parts = last.plain.parts[:parts]
+
+    def step(self, now_ms: float) -> bool:
+        moved = super().step(now_ms)
+        if moved:
+            self.saved = (self._observer.save(), len(self.plain.parts), self._edges.dump())
+        return moved
+
+    def _measure(self, batch: pa.RecordBatch, stamp_us: int) -> None:
+        """Nobody asks for latency here."""
+
+
+def check(guarantee: Guarantee, query: str, workload: TinyWorkload, sink: SimulatedSink) -> tuple[bool, str | None]:
+    """Whether the answer is right; and what breaks the promise, if anything does."""
+    found = sink.plain.answer()
+    expected = QUERIES[query][1](workload.rows())
+    edges = mismatches(sink.edges())
+    exact = found == expected and not edges
+    if exact or guarantee is Guarantee.NONE:
+        return exact, None
+    if guarantee is Guarantee.AT_LEAST_ONCE:
+        lost = _lost(found, expected)
+        return False, f"lost: {lost}" if lost else None
+    wrong = _difference(found, expected)
+    return False, "; ".join([*(["wrong answer: " + wrong] if wrong else []), *edges])
+
+
+def _lost(found: Any, expected: Any) -> str:
+    """Rows that are missing, and sums that are too small: all values are positive, so duplicates only add."""
+    if isinstance(expected, Counter):
+        return str(dict(list((expected - found).items())[:3])) if expected - found else ""
+    for key, values in expected.items():
+        if key not in found or any(have < want for have, want in zip(found[key], values, strict=True)):
+            return f"{key}: {found.get(key)} instead of {values}"
+    return ""
+
+
+def _difference(found: Any, expected: Any) -> str:
+    if found == expected:
+        return ""
+    keys = [key for key in expected.keys() | found.keys() if found.get(key) != expected.get(key)]
+    some = ", ".join(f"{key}: {found.get(key)} instead of {expected.get(key)}" for key in sorted(keys)[:3])
+    return f"{len(keys)} of {len(expected)} differ: {some}"

@@ -1,0 +1,180 @@
+"""From a seed to a schedule: the input, how fast everything is, and what goes wrong when."""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from dataflow.columns import batch_of
+from dataflow.samples import EVENT
+from nexmark.workload import END_OF_TIME, Int64s, Workload
+from runners.simfaults import Action, Fault
+from runners.simworld import Network
+
+BLOCK = 4
+JANITOR = "janitor"
+EVENT_INTERVAL_US = 1_500
+
+# Operations that faults aim at, so that rare ones are hit as often as those that happen all the time.
+_AIMS: Mapping[str, tuple[str, ...]] = {
+    "source": ("append", "last", "increment"),
+    "task": (
+        "append",
+        "append",
+        "append",
+        "read",
+        "last",
+        "increment",
+        "snapshot.get",
+        "snapshot.delete",
+        "snapshot.list",
+        "upload.start",
+        "upload.poll",
+        "send",
+        "receive",
+    ),
+    "coordinator": (
+        "append",
+        "append",
+        "read",
+        "last",
+        "increment",
+        "send",
+        "receive",
+        "get",
+        "snapshot.delete",
+        "snapshot.list",
+    ),
+    "sink": ("read", "increment", "append"),
+    "janitor": ("read", "trim"),
+}
+_WEIGHTS = {"source": 2, "task": 8, "coordinator": 4, "sink": 1, "janitor": 0.5}
+
+
+class TinyWorkload(Workload):
+    """Integers with a little disorder; a whole stream of them is a few NumPy arrays."""
+
+    def __init__(self, *, seed: int, total: int) -> None:
+        draws = np.random.default_rng(seed)
+        number = np.arange(total, dtype=np.int64)
+        self._rows = {
+            "number": number,
+            "ts": np.maximum(0, number * 150 - draws.integers(0, 900, total)),
+            "key": draws.integers(0, 7, total),
+            "value": draws.integers(1, 100, total),
+        }
+        self._batch = batch_of(EVENT, self._rows)
+        self._least = np.minimum.accumulate(self._rows["ts"][::-1])[::-1]
+
+    @property
+    def total(self) -> int:
+        return len(self._least)
+
+    @property
+    def duration_us(self) -> int:
+        return self.total * EVENT_INTERVAL_US
+
+    @property
+    def base_time_us(self) -> int:
+        return 0
+
+    @property
+    def timestamps_are_intended(self) -> bool:
+        return False
+
+    def events(self, start: int, stop: int) -> pa.RecordBatch:
+        return self._batch.slice(start, stop - start)
+
+    def offset_us(self, positions: Int64s) -> Int64s:
+        return positions * EVENT_INTERVAL_US
+
+    def count_before(self, offset_us: int) -> int:
+        return max(0, min(self.total, -(-offset_us // EVENT_INTERVAL_US)))
+
+    def watermark_after(self, stop: int) -> int:
+        return int(self._least[stop]) if stop < self.total else END_OF_TIME
+
+    def rows(self) -> list[dict[str, int]]:
+        rows: list[dict[str, int]] = self._batch.to_pylist()
+        return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """Everything that a seed decides, but the interleaving itself. Faults may be taken out; the rest stays."""
+
+    seed: int
+    events: int
+    faults: tuple[Fault, ...]
+    network: Network
+    sources: int = 2
+    flush_interval_ms: float = 10
+    flush_bytes: int = 64 * 1024
+    watermark_interval_ms: float = 20
+    max_held_bytes: int = 1 << 20
+
+
+def plan(seed: int, roles: Mapping[str, str]) -> Schedule:
+    """The schedule of a seed for a job with these roles (name → kind)."""
+    draw = random.Random(f"{seed}/plan")
+    events = draw.randrange(64, 129, 8)
+    duration_ms = events * EVENT_INTERVAL_US / 1000
+    first = _fault(draw, roles, duration_ms)
+    faults = [first]
+    if draw.random() < 0.45:
+        for _ in range(draw.choice((1, 1, 2, 3))):
+            faults.append(_further(draw, roles, duration_ms, faults))
+    if draw.random() < 0.2:
+        task = draw.choice([name for name, kind in roles.items() if kind == "task"])
+        faults.append(Fault(action=Action.FAIL_UPLOAD, role=task, at_ms=draw.uniform(0, duration_ms)))
+    troubled = draw.random() < 0.5
+    return Schedule(
+        seed=seed,
+        events=events,
+        faults=tuple(faults),
+        network=Network(lose=0.1, repeat=0.15, late=0.1) if troubled else Network(),
+        flush_interval_ms=draw.choice((6, 10, 14)),
+        flush_bytes=draw.choice((500, 64 * 1024, 64 * 1024)),
+        max_held_bytes=draw.choice((1 << 20, 1 << 20, 2_000)),
+    )
+
+
+def _fault(draw: random.Random, roles: Mapping[str, str], until_ms: float) -> Fault:
+    names = [*roles, JANITOR]
+    kinds = [*roles.values(), "janitor"]
+    count = {kind: kinds.count(kind) for kind in kinds}
+    role = draw.choices(names, [_WEIGHTS[kind] / count[kind] for kind in kinds])[0]
+    return _at(draw, role, roles.get(role, "janitor"), at_ms=draw.uniform(0, until_ms))
+
+
+def _at(draw: random.Random, role: str, kind: str, *, at_ms: float = 0.0, **when: bool) -> Fault:
+    actions = [Action.CRASH_BEFORE, Action.CRASH_AFTER]
+    if kind in ("source", "task", "coordinator"):
+        actions += [Action.PAUSE, Action.ZOMBIE]
+    action = draw.choices(actions, [3, 3, 1, 2][: len(actions)])[0]
+    aimed = draw.random() < 0.7
+    pause_ms = draw.choice((0, 2, 10, 40, 90))
+    return Fault(
+        action=action,
+        role=role,
+        at_ms=at_ms,
+        operation=draw.choice(_AIMS[kind]) if aimed else None,
+        skip=0 if aimed else draw.randrange(12),
+        delay_ms=pause_ms if action in (Action.PAUSE, Action.ZOMBIE) else 0,
+        successor_ms=draw.uniform(0, max(pause_ms, 5)),
+        **when,
+    )
+
+
+def _further(draw: random.Random, roles: Mapping[str, str], duration_ms: float, before: list[Fault]) -> Fault:
+    """One more: while an earlier victim recovers, after the end of the stream, or anywhere."""
+    chance = draw.random()
+    if chance < 0.45:
+        victim = before[0].role
+        return _at(draw, victim, roles.get(victim, "janitor"), restarted=True)
+    if chance < 0.7:
+        role = draw.choice([name for name, kind in roles.items() if kind in ("task", "source")])
+        return _at(draw, role, roles[role], ended=True)
+    return _fault(draw, roles, 1.2 * duration_ms)
