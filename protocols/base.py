@@ -116,6 +116,7 @@ class Context:
     channel: Channel
     now_us: Callable[[], int]
     written: dict[str, list[int]] = field(default_factory=dict)  # kind → [entries, bytes], filled by Writer
+    measured: dict[str, float] = field(default_factory=dict)  # what else a protocol counts, by name
 
 
 @dataclass(kw_only=True)

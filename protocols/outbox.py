@@ -64,6 +64,17 @@ class Outbox:
     def empty(self) -> bool:
         return self._fullest == 0 and self._end is None
 
+    @property
+    def nbytes(self) -> int:
+        """Rows waiting, all substreams together."""
+        return sum(self._bytes.values())
+
+    def touched(self, now_ms: float) -> list[str]:
+        """The substreams that a drain now would write to."""
+        if self._end is not None or self._restate_due(now_ms):
+            return list(self._rows)
+        return [tag for tag, batches in self._rows.items() if batches]
+
     def due(self, now_ms: float) -> bool:
         if self.full or self._end is not None:
             return True
