@@ -162,6 +162,9 @@ class Lanes(Observer):
 class Inbox(Lanes):
     """FIFO admission. Subclasses decide about heads, and learn from control entries."""
 
+    # What is delivered; everything else is a control entry.
+    kinds = DATA
+
     @abstractmethod
     def decide(self, lane: Lane, head: Record) -> tuple[Verdict, int]:
         """What to do with a data head; for DELIVER, also when the entry that allows it was appended (µs)."""
@@ -174,7 +177,7 @@ class Inbox(Lanes):
             lane = self.lanes[tag]
             for record in arrived:
                 lane.read = record.lsn
-                if record.header.kind in DATA:
+                if record.header.kind in self.kinds:
                     self._hold(lane, record)
                 else:
                     self.learn(lane, record)

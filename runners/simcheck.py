@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -12,15 +13,24 @@ from protocols.base import Context, Guarantee, Protocol
 from runners.answer import Fold
 from runners.edges import mismatches
 from runners.plan import Layout
-from runners.sink import Sink
 from runners.simplan import TinyWorkload
+from runners.sink import Sink
 
 Rows = Iterable[Mapping[str, int]]
 
-QUERIES: dict[str, tuple[Callable[[int], Graph], Callable[[Rows], Any]]] = {
-    "stateless": (samples.stateless, samples.expected_stateless),
-    "windowed": (samples.windowed, samples.expected_windowed),
-    "chained": (samples.chained, samples.expected_chained),
+
+@dataclass(frozen=True)
+class Query:
+    """A sample query on two tasks per stage, and its answer by brute force."""
+
+    graph: Graph
+    expected: Callable[[Rows], Any]
+
+
+QUERIES = {
+    "stateless": Query(samples.stateless(2), samples.expected_stateless),
+    "windowed": Query(samples.windowed(2), samples.expected_windowed),
+    "chained": Query(samples.chained(2), samples.expected_chained),
 }
 
 
@@ -89,10 +99,10 @@ class SimulatedSink(Sink):
         """Nobody asks for latency here."""
 
 
-def check(guarantee: Guarantee, query: str, workload: TinyWorkload, sink: SimulatedSink) -> tuple[bool, str | None]:
+def judge(guarantee: Guarantee, query: Query, workload: TinyWorkload, sink: SimulatedSink) -> tuple[bool, str | None]:
     """Whether the answer is right; and what breaks the promise, if anything does."""
     found = sink.plain.answer()
-    expected = QUERIES[query][1](workload.rows())
+    expected = query.expected(workload.rows())
     edges = mismatches(sink.edges())
     exact = found == expected and not edges
     if exact or guarantee is Guarantee.NONE:
@@ -101,7 +111,7 @@ def check(guarantee: Guarantee, query: str, workload: TinyWorkload, sink: Simula
         lost = _lost(found, expected)
         return False, f"lost: {lost}" if lost else None
     wrong = _difference(found, expected)
-    return False, "; ".join([*(["wrong answer: " + wrong] if wrong else []), *edges])
+    return False, "; ".join([*(["wrong answer: " + wrong] if wrong else []), *map(str, edges)])
 
 
 def _lost(found: Any, expected: Any) -> str:

@@ -1,4 +1,4 @@
-"""What can go wrong in a simulated schedule, as plain values: a seed makes a list of them, and lists can be shortened."""
+"""What can go wrong in a simulated schedule, as plain values: a seed makes a list, and a list can be shortened."""
 
 import enum
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ class Action(enum.Enum):
 class Fault:
     """Strikes a role once, at an operation not before `at_ms`.
 
-    `operation` waits for one of that kind (for a while, then takes any), `skip` lets so many pass. `restarted` waits for
-    a second instance, so that the fault hits a recovery; `ended` waits until the role has nothing left to publish.
+    `operation` waits for one of that kind (for a while, then takes any), `skip` lets so many pass. `restarted` waits
+    for a second instance, so that the fault hits a recovery; `ended` waits until the role has nothing left to publish.
     A pause lasts `delay_ms`; under ZOMBIE a successor starts meanwhile, `successor_ms` after the pause began.
     """
 

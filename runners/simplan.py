@@ -14,6 +14,7 @@ from runners.simfaults import Action, Fault
 from runners.simworld import Network
 
 BLOCK = 4
+SOURCES = 2
 JANITOR = "janitor"
 EVENT_INTERVAL_US = 1_500
 
@@ -109,7 +110,7 @@ class Schedule:
     events: int
     faults: tuple[Fault, ...]
     network: Network
-    sources: int = 2
+    sources: int = SOURCES
     flush_interval_ms: float = 10
     flush_bytes: int = 64 * 1024
     watermark_interval_ms: float = 20

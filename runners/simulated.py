@@ -6,140 +6,209 @@ One seed makes one schedule: input, speeds, interleaving and faults. After each,
 brute-force answer. A failing seed replays exactly (`--seed 17 --trace`) and is shortened before it is printed.
 """
 
+import argparse
+import dataclasses
+import importlib
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
 
-from dataflow.graph import Graph
-from protocols.base import Context, Guarantee, Protocol, TaskContext
-from runners.coordination import CoordinatorRole
-from runners.plan import SINK, Layout, lay_out
-from runners.reports import Reporter, Reports
-from runners.role import Role
-from runners.simcheck import SimulatedSink, check
-from runners.simplan import BLOCK, JANITOR, Schedule, TinyWorkload
-from runners.simproxies import SimulatedChannel, SimulatedLog, SimulatedSnapshots, SimulatedUploads
-from runners.simworld import Process, Violation, World
-from runners.source import Share, Source
-from runners.task import Task
+import yaml
 
-REPORT_INTERVAL_MS = 15
-PATIENCE_MS = 2_500
+from protocols.base import Protocol
+from runners.plan import lay_out
+from runners.simcheck import QUERIES
+from runners.simjob import Outcome, roles_of, simulate
+from runners.simplan import SOURCES, Schedule, plan
+
+CONFIGS = Path(__file__).parent.parent / "configs" / "protocol"
+CHUNK = 50
+
+# A schedule lasts a few hundred virtual milliseconds, so everything that happens by the clock has to happen sooner.
+_CLOCKS_MS = {"commit_interval_ms": 20, "checkpoint_interval_ms": 25, "snapshot_interval_ms": 30}
+_TIMEOUT_MS = 120
+
+
+def protocol_names() -> list[str]:
+    """All protocols that have a configuration."""
+    return sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+
+
+def load_protocol(name: str) -> Protocol:
+    """The protocol of a configuration file, with clocks that suit a short schedule."""
+    config = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+    module, _, kind = config.pop("_target_").rpartition(".")
+    made = getattr(importlib.import_module(module), kind)
+    for option in dataclasses.fields(made):
+        if option.name in _CLOCKS_MS:
+            config[option.name] = _CLOCKS_MS[option.name]
+        elif option.name.endswith("_timeout_ms"):
+            config[option.name] = _TIMEOUT_MS
+    protocol: Protocol = made(**config)
+    return protocol
+
+
+def schedule_of(seed: int, protocol: Protocol, query: str) -> Schedule:
+    return plan(seed, roles_of(protocol, lay_out(QUERIES[query].graph, sources=SOURCES)))
+
+
+def run_seed(protocol: Protocol, query: str, seed: int, *, trace: bool = False) -> Outcome:
+    return simulate(protocol, query, schedule_of(seed, protocol, query), trace=trace)
 
 
 @dataclass
-class Outcome:
-    """One schedule's end. `failure` is None when everything held."""
+class Tally:
+    """What many schedules came to."""
 
-    seed: int
-    failure: str | None
-    exact: bool  # whether the answer was right, whatever the protocol promises
-    world: World
-    trace: list[tuple[int, str, str, str]] = field(default_factory=list)
+    schedules: int = 0
+    inexact: int = 0  # answers that were not exactly right, allowed or not
+    faults: Counter[int] = field(default_factory=Counter)  # how many struck → schedules
+    coverage: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    operations: Counter[tuple[str, str]] = field(default_factory=Counter)
+    failures: list[tuple[int, str]] = field(default_factory=list)
 
+    def add(self, outcome: Outcome) -> None:
+        self.schedules += 1
+        self.inexact += not outcome.exact
+        self.faults[outcome.world.struck] += 1
+        self.coverage += outcome.world.coverage
+        self.operations += outcome.world.operations
+        if outcome.failure is not None:
+            self.failures.append((outcome.schedule.seed, outcome.failure))
 
-class Simulation:
-    """One schedule: the roles of a job in a world of their own."""
+    def merge(self, other: "Tally") -> None:
+        self.schedules += other.schedules
+        self.inexact += other.inexact
+        self.faults += other.faults
+        self.coverage += other.coverage
+        self.operations += other.operations
+        self.failures += other.failures
 
-    def __init__(self, protocol: Protocol, graph: Graph, schedule: Schedule, *, trace: bool = False) -> None:
-        self.protocol = protocol
-        self.schedule = schedule
-        self.workload = TinyWorkload(seed=schedule.seed, total=schedule.events)
-        self.layout: Layout = lay_out(
-            graph,
-            sources=schedule.sources,
-            flush_interval_ms=schedule.flush_interval_ms,
-            flush_bytes=schedule.flush_bytes,
-            watermark_interval_ms=schedule.watermark_interval_ms,
-            max_held_bytes=schedule.max_held_bytes,
-        )
-        self.world = World(schedule.seed, schedule.faults, schedule.network, self._main, trace=trace)
-        self.start_us = self.world.now_us + 2_000
-        self.world.last_fault_us = self.start_us + self.workload.duration_us
-        self.sink: SimulatedSink | None = None
-        self.coordinators = tuple(protocol.coordinators(self.layout.job))
-
-    def roles(self) -> dict[str, str]:
-        """Every role that the job needs, and its kind."""
-        job = self.layout.job
-        kinds = {"source": job.sources, "task": tuple(job.tasks), "coordinator": self.coordinators, "sink": (SINK,)}
-        return {name: kind for kind, names in kinds.items() for name in names}
-
-    def run(self) -> None:
-        """To the end of the job; raises `Violation`."""
-        for name, kind in self.roles().items():
-            self.world.launch(name, kind, self.world.random.randrange(3_000))
-        self.world.launch(JANITOR, "janitor", 5_000)
-        self.world.run(lambda: self.sink is not None and self.sink.finished(), PATIENCE_MS)
-
-    def _main(self, process: Process) -> None:
-        log = SimulatedLog(process)
-        if process.kind == "janitor":
-            self._tidy(process, log)
-        process.instance = log.increment(f"instance/{process.name}")
-        parts: dict[str, Any] = {
-            "job": self.layout.job,
-            "name": process.name,
-            "instance": process.instance,
-            "log": log,
-            "snapshots": SimulatedSnapshots(process),
-            "uploads": SimulatedUploads(process),
-            "channel": SimulatedChannel(process),
-            "now_us": lambda: self.world.now_us,
-        }
-        role, ctx = self._build(process, parts)
-        process.finished = role.finished
-        role.recover()
-        self._drive(process, role, Reporter(ctx, role, process.instance, REPORT_INTERVAL_MS))
-
-    def _build(self, process: Process, parts: dict[str, Any]) -> tuple[Role, Context]:
-        job, layout, name = self.layout.job, self.layout, process.name
-        if process.kind == "task":
-            stage = next(stage for stage in layout.graph.stages if stage.name == layout.stage_of(name))
-            operator = stage.logic.build()
-            task_ctx = TaskContext(plan=job.tasks[name], state=operator.state, **parts)
-            return Task(task_ctx, layout, operator, self.protocol), task_ctx
-        ctx = Context(**parts)
-        if process.kind == "coordinator":
-            return CoordinatorRole(self.protocol.coordinator(ctx)), ctx
-        if process.kind == "sink":
-            self.sink = SimulatedSink(ctx, layout, self.protocol, start_us=self.start_us, base_us=0, last=self.sink)
-            return self.sink, ctx
-        share = Share(index=job.sources.index(name), sources=len(job.sources), total=self.schedule.events, block=BLOCK)
-        return Source(ctx, layout, self.workload, share, self.start_us), ctx
-
-    def _drive(self, process: Process, role: Role, reporter: Reporter) -> None:
-        """What runners.worker does with a real clock."""
-        world = self.world
-        while True:
-            now_ms = world.now_us / 1000
-            moved = role.step(now_ms)
-            reporter.step(now_ms)
-            if moved:
-                world.pause(process, process.pace_us // 4)
-            else:
-                world.wait(process, role.inputs(), max(300, int(min(role.due_ms(now_ms), 20.0) * 1000)))
-
-    def _tidy(self, process: Process, log: SimulatedLog) -> None:
-        """The supervisor's part: read the reports, cut the log."""
-        process.instance = len(self.world.processes[process.name])
-        reports = Reports(log, position=log.first() - 1, keep_history=False)
-        roles = tuple(self.roles())
-        while True:
-            reports.poll()
-            reports.trim(roles)
-            self.world.pause(process, self.world.random.randrange(5_000, 30_000))
+    def uncovered(self) -> list[str]:
+        """Operations that some role did, and that no crash hit from one side or the other."""
+        return [
+            f"{kind} {operation} {when}"
+            for kind, operation in sorted(self.operations)
+            for when in ("before", "after")
+            if not self.coverage[kind, operation, when]
+        ]
 
 
-def simulate(protocol: Protocol, query: str, graph: Graph, schedule: Schedule, *, trace: bool = False) -> Outcome:
-    """Run one schedule and judge it."""
-    simulation = Simulation(protocol, graph, schedule, trace=trace)
-    failure: str | None = None
-    exact = False
-    try:
-        simulation.run()
-        exact, failure = check(protocol.guarantee, query, simulation.workload, simulation.sink)
-    except Violation as violation:
-        failure = str(violation)
-    if failure is not None and protocol.guarantee is Guarantee.NONE and exact is False:
-        pass
-    return Outcome(schedule.seed, failure, exact, simulation.world, simulation.world.trace or [])
+def run_seeds(protocol: Protocol, query: str, seeds: Iterable[int]) -> Tally:
+    tally = Tally()
+    for seed in seeds:
+        tally.add(run_seed(protocol, query, seed))
+    return tally
+
+
+def shorten(protocol: Protocol, query: str, schedule: Schedule) -> Outcome:
+    """The failing schedule with as few faults and events as still fail, traced."""
+    shortest = simulate(protocol, query, schedule, trace=True)
+    progress = True
+    while progress:
+        progress = False
+        for smaller in _smaller(shortest.schedule):
+            tried = simulate(protocol, query, smaller, trace=True)
+            if tried.failure is not None:
+                shortest, progress = tried, True
+                break
+    return shortest
+
+
+def _smaller(schedule: Schedule) -> Iterator[Schedule]:
+    for index in range(len(schedule.faults)):
+        yield dataclasses.replace(schedule, faults=schedule.faults[:index] + schedule.faults[index + 1 :])
+    if schedule.events > 16:
+        yield dataclasses.replace(schedule, events=schedule.events // 2)
+        yield dataclasses.replace(schedule, events=schedule.events - 8)
+
+
+def _chunk(name: str, query: str, start: int, stop: int) -> Tally:
+    return run_seeds(load_protocol(name), query, range(start, stop))
+
+
+def _campaign(name: str, query: str, seeds: range, jobs: int) -> Tally:
+    """All seeds, on several processes; says how far it is when it takes longer than a few seconds."""
+    total, began, told = Tally(), time.monotonic(), time.monotonic()
+    starts = range(seeds.start, seeds.stop, CHUNK)
+    with ProcessPoolExecutor(jobs) as pool:
+        chunks = [pool.submit(_chunk, name, query, start, min(start + CHUNK, seeds.stop)) for start in starts]
+        for chunk in chunks:
+            total.merge(chunk.result())
+            if time.monotonic() - told > 5:
+                told = time.monotonic()
+                rate = total.schedules / (told - began)
+                left = (len(seeds) - total.schedules) / rate
+                print(
+                    f"  {total.schedules} of {len(seeds)} schedules, {rate:.0f}/s,"
+                    f" {len(total.failures)} failed, {left:.0f} s left",
+                    file=sys.stderr,
+                    flush=True,
+                )
+    return total
+
+
+def _print_trace(outcome: Outcome) -> None:
+    for at_us, who, what, detail in outcome.world.trace or []:
+        print(f"  {(at_us - 1_000_000) / 1000:9.3f} ms  {who:<16} {what:<14} {detail}")
+
+
+def _report(name: str, query: str, tally: Tally, seconds: float) -> None:
+    rate = tally.schedules / seconds
+    print(
+        f"{name} × {query}: {tally.schedules} schedules in {seconds:.1f} s ({rate:.0f}/s), {len(tally.failures)} failed"
+    )
+    struck = ", ".join(f"{count} faults: {tally.faults[count]}" for count in sorted(tally.faults))
+    print(f"  struck by {struck}; answers not exactly right: {tally.inexact}")
+    print("  crashes by role, operation, before/after:")
+    for kind, operation in sorted(tally.operations):
+        before, after = (tally.coverage[kind, operation, when] for when in ("before", "after"))
+        print(f"    {kind:<12} {operation:<16} {before:>7} {after:>7}   of {tally.operations[kind, operation]}")
+    if uncovered := tally.uncovered():
+        print(f"  not hit: {', '.join(uncovered)}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--protocol", required=True, choices=protocol_names())
+    parser.add_argument("--query", choices=[*QUERIES, "all"], default="all")
+    parser.add_argument("--seeds", default="0:1000", help="from:to, the end excluded")
+    parser.add_argument("--seed", type=int, help="one seed, replayed")
+    parser.add_argument("--trace", action="store_true", help="with --seed: print everything that happened")
+    parser.add_argument("--jobs", type=int, default=1)
+    options = parser.parse_args(arguments)
+    queries = list(QUERIES) if options.query == "all" else [options.query]
+    protocol = load_protocol(options.protocol)
+    failed = False
+    for query in queries:
+        if options.seed is not None:
+            outcome = run_seed(protocol, query, options.seed, trace=options.trace)
+            _print_trace(outcome)
+            for fault in outcome.schedule.faults:
+                print(f"  {fault}")
+            print(f"{options.protocol} × {query}, seed {options.seed}: {outcome.failure or 'held'}")
+            failed = failed or outcome.failure is not None
+            continue
+        start, stop = map(int, options.seeds.split(":"))
+        began = time.monotonic()
+        tally = _campaign(options.protocol, query, range(start, stop), options.jobs)
+        _report(options.protocol, query, tally, time.monotonic() - began)
+        for seed, failure in tally.failures[:10]:
+            print(f"  seed {seed}: {failure}")
+        if tally.failures:
+            failed = True
+            seed = tally.failures[0][0]
+            shortest = shorten(protocol, query, schedule_of(seed, protocol, query))
+            print(f"  seed {seed}, shortened: {shortest.failure}")
+            for fault in shortest.schedule.faults:
+                print(f"    {fault}")
+            _print_trace(shortest)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -10,7 +10,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from greenlet import getcurrent, greenlet
 
@@ -53,7 +53,6 @@ class Process:
         self.instance = 0
         self.dead = False
         self.replaced = False  # a successor was started beside this one
-        self.operations = 0
         self.finished: Callable[[], bool] = lambda: False
         self.mailbox: list[tuple[str, bytes]] = []
         self.uploads: dict[str, bool] = {}  # in flight; False: will fail
@@ -93,7 +92,7 @@ class Process:
         world = self.world
         if self.dead:
             raise Crash
-        self.operations += 1
+        world.operations[self.kind, operation] += 1
         fault = world.strike(self, operation) if world.pending else None
         if fault is None:
             chance = world.random.random()
@@ -155,9 +154,9 @@ class World:
         self._start = start
         self._kinds: dict[str, str] = {}
         self._starting: set[str] = set()
-        self.pending: dict[str, list[list[Any]]] = {}
+        self.pending: dict[str, list[tuple[Fault, int]]] = {}
         for fault in faults:
-            self.pending.setdefault(fault.role, []).append([fault, fault.skip])
+            self.pending.setdefault(fault.role, []).append((fault, fault.skip))
         self._queue: list[tuple[int, int, Process | None, int, Callable[[], None] | None]] = []
         self._counter = 0
         self._waiting: dict[str, dict[Process, None]] = defaultdict(dict)
@@ -298,7 +297,7 @@ class World:
             if not self._hits(fault, process, operation):
                 continue
             if skip > 0:
-                waiting[place][1] -= 1
+                waiting[place] = (fault, skip - 1)
                 continue
             del waiting[place]
             if not waiting:

@@ -1,0 +1,140 @@
+"""One schedule of the simulator: all roles of a job in a world of their own, and the verdict at its end."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from dataflow.graph import Graph
+from protocols.base import Context, Protocol, TaskContext
+from runners.coordination import CoordinatorRole
+from runners.plan import SINK, Layout, lay_out
+from runners.reports import Reporter, Reports
+from runners.role import Role
+from runners.simcheck import QUERIES, SimulatedSink, judge
+from runners.simplan import BLOCK, JANITOR, Schedule, TinyWorkload
+from runners.simproxies import SimulatedChannel, SimulatedLog, SimulatedSnapshots, SimulatedUploads
+from runners.simworld import Process, Violation, World
+from runners.source import Share, Source
+from runners.task import Task
+
+REPORT_INTERVAL_MS = 15
+PATIENCE_MS = 2_500
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One schedule's end. `failure` is None when the protocol kept its promise; `exact` asks for more than that."""
+
+    schedule: Schedule
+    failure: str | None
+    exact: bool
+    world: World
+
+
+class Simulation:
+    """One schedule: the roles of a job in a world of their own."""
+
+    def __init__(self, protocol: Protocol, graph: Graph, schedule: Schedule, *, trace: bool = False) -> None:
+        self.protocol = protocol
+        self.schedule = schedule
+        self.workload = TinyWorkload(seed=schedule.seed, total=schedule.events)
+        self.layout: Layout = lay_out(
+            graph,
+            sources=schedule.sources,
+            flush_interval_ms=schedule.flush_interval_ms,
+            flush_bytes=schedule.flush_bytes,
+            watermark_interval_ms=schedule.watermark_interval_ms,
+            max_held_bytes=schedule.max_held_bytes,
+        )
+        self.world = World(schedule.seed, schedule.faults, schedule.network, self._main, trace=trace)
+        self.start_us = self.world.now_us + 2_000
+        self.world.last_fault_us = self.start_us + self.workload.duration_us
+        self.sink: SimulatedSink | None = None
+        self.roles = roles_of(protocol, self.layout)
+
+    def run(self) -> SimulatedSink:
+        """To the end of the job; raises `Violation`."""
+        for name, kind in self.roles.items():
+            self.world.launch(name, kind, self.world.random.randrange(3_000))
+        self.world.launch(JANITOR, "janitor", 5_000)
+        self.world.run(lambda: self.sink is not None and self.sink.finished(), PATIENCE_MS)
+        if self.sink is None:
+            raise Violation("the sink never started")
+        return self.sink
+
+    def _main(self, process: Process) -> None:
+        log = SimulatedLog(process)
+        if process.kind == "janitor":
+            self._tidy(process, log)
+        process.instance = log.increment(f"instance/{process.name}")
+        parts: dict[str, Any] = {
+            "job": self.layout.job,
+            "name": process.name,
+            "instance": process.instance,
+            "log": log,
+            "snapshots": SimulatedSnapshots(process),
+            "uploads": SimulatedUploads(process),
+            "channel": SimulatedChannel(process),
+            "now_us": lambda: self.world.now_us,
+        }
+        role, ctx = self._build(process, parts)
+        process.finished = role.finished
+        role.recover()
+        self._drive(process, role, Reporter(ctx, role, process.instance, REPORT_INTERVAL_MS))
+
+    def _build(self, process: Process, parts: dict[str, Any]) -> tuple[Role, Context]:
+        job, layout, name = self.layout.job, self.layout, process.name
+        if process.kind == "task":
+            stage = next(stage for stage in layout.graph.stages if stage.name == layout.stage_of(name))
+            operator = stage.logic.build()
+            task_ctx = TaskContext(plan=job.tasks[name], state=operator.state, **parts)
+            return Task(task_ctx, layout, operator, self.protocol), task_ctx
+        ctx = Context(**parts)
+        if process.kind == "coordinator":
+            return CoordinatorRole(self.protocol.coordinator(ctx)), ctx
+        if process.kind == "sink":
+            self.sink = SimulatedSink(ctx, layout, self.protocol, start_us=self.start_us, base_us=0, last=self.sink)
+            return self.sink, ctx
+        share = Share(index=job.sources.index(name), sources=len(job.sources), total=self.schedule.events, block=BLOCK)
+        return Source(ctx, layout, self.workload, share, self.start_us), ctx
+
+    def _drive(self, process: Process, role: Role, reporter: Reporter) -> None:
+        """What runners.worker does with a real clock."""
+        world = self.world
+        while True:
+            now_ms = world.now_us / 1000
+            moved = role.step(now_ms)
+            reporter.step(now_ms)
+            if moved:
+                world.pause(process, process.pace_us // 4)
+            else:
+                world.wait(process, role.inputs(), max(300, int(min(role.due_ms(now_ms), 20.0) * 1000)))
+
+    def _tidy(self, process: Process, log: SimulatedLog) -> None:
+        """The supervisor's part: read the reports, cut the log."""
+        process.instance = len(self.world.processes[process.name])
+        reports = Reports(log, position=log.first() - 1, keep_history=False)
+        roles = tuple(self.roles)
+        while True:
+            reports.poll()
+            reports.trim(roles)
+            self.world.pause(process, self.world.random.randrange(5_000, 30_000))
+
+
+def roles_of(protocol: Protocol, layout: Layout) -> dict[str, str]:
+    """Every role that a job needs, and its kind."""
+    job = layout.job
+    coordinators = tuple(protocol.coordinators(job))
+    kinds = {"source": job.sources, "task": tuple(job.tasks), "coordinator": coordinators, "sink": (SINK,)}
+    return {name: kind for kind, names in kinds.items() for name in names}
+
+
+def simulate(protocol: Protocol, query: str, schedule: Schedule, *, trace: bool = False) -> Outcome:
+    """Run one schedule and judge it."""
+    simulation = Simulation(protocol, QUERIES[query].graph, schedule, trace=trace)
+    exact, failure = False, None
+    try:
+        sink = simulation.run()
+        exact, failure = judge(protocol.guarantee, QUERIES[query], simulation.workload, sink)
+    except Violation as violation:
+        failure = str(violation)
+    return Outcome(schedule, failure, exact, simulation.world)
