@@ -7,6 +7,7 @@ ours are listed in `nexmark/README.md`.
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +29,15 @@ BIDS_FROM = 1 + AUCTIONS_PER_EPOCH
 HOT_BATCH = 100
 
 _PERSON_DRAWS, _AUCTION_DRAWS, _BID_DRAWS = range(6), range(10, 16), range(20, 23)
+
+
+class _Part(NamedTuple):
+    """The rows of one kind but for the padding: the draws for it, and how many bytes are missing on average."""
+
+    schema: pa.Schema
+    columns: list[Any]
+    bits: UInt64s
+    missing: Int64s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +89,8 @@ class Generator(Workload):
         if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 0.5:
             raise ParameterError(f"generator: late_fraction must be from 0 to 0.5, got {fraction!r}")
         if fraction and self._strata < 1:
-            least_us = 2_000_000 * self._stratum // self.rate.least + 1
+            events = 2 * self._stratum + self.out_of_order_group
+            least_us = -(-events * 1_000_000 // self.rate.least)
             raise ParameterError(
                 f"generator: late_max_us={self.late_max_us} is too short for late_fraction={fraction} at "
                 f"{self.rate.least} events/s; set late_max_us to at least {least_us}"
@@ -99,10 +110,22 @@ class Generator(Workload):
         is_bid = inside >= BIDS_FROM
         others = numbers[~is_bid]
         is_person = others % EPOCH == 0
-        return pack(
+        parts = (
             self._persons(others[is_person]),
             self._auctions(others[~is_person]),
             self._bids(numbers[is_bid]),
+        )
+        # One call pads all kinds: at the sizes of a flush, most of the time goes into the number of calls.
+        extra = self._extra(np.concatenate([part.bits for part in parts]), [part.missing for part in parts])
+        ends = np.cumsum([len(part.missing) for part in parts]).tolist()
+        paddings = [
+            extra.slice(end - len(part.missing), len(part.missing)) for part, end in zip(parts, ends, strict=True)
+        ]
+        return pack(
+            *(
+                pa.RecordBatch.from_arrays([*p.columns, e], schema=p.schema)
+                for p, e in zip(parts, paddings, strict=True)
+            )
         )
 
     def offset_us(self, positions: Int64s) -> Int64s:
@@ -148,22 +171,17 @@ class Generator(Workload):
         persons, auctions, bids = (keys(self.seed, draws) for draws in (_PERSON_DRAWS, _AUCTION_DRAWS, _BID_DRAWS))
         return persons, auctions, bids
 
-    def _persons(self, numbers: Int64s) -> pa.RecordBatch:
+    def _persons(self, numbers: Int64s) -> _Part:
         tables = text.tables(self.seed)
         bits = words(self._keys[0], numbers)
-        first, last = below(high(bits[0]), len(text.FIRST_NAMES)), below(low(bits[0]), len(text.LAST_NAMES))
-        name = text.rows(tables.names, first * np.uint64(len(text.LAST_NAMES)) + last)
-        city = text.rows(tables.cities, below(high(bits[1]), len(text.CITIES)))
-        state = text.rows(tables.states, below(low(bits[1]), len(text.STATES)))
-        email = tables.emails(bits[2])
+        name, city, state, email = tables.persons(bits[:3])
         card = text.digits(below(np.stack([high(bits[3]), low(bits[3]), high(bits[4]), low(bits[4])]), 10_000))
         strings = text.lengths(name) + text.lengths(email) + text.lengths(city) + (text.CARD_BYTES + text.STATE_BYTES)
-        extra = self._extra(tables.letters, bits[5], self.person_bytes - 8 - strings)
         ids = numbers // EPOCH + FIRST_ID
-        columns = [numbers, self.times_us(numbers), ids, name, email, card, city, state, extra]
-        return pa.RecordBatch.from_arrays(columns, schema=PERSON)
+        columns = [numbers, self.times_us(numbers), ids, name, email, card, city, state]
+        return _Part(PERSON, columns, bits[5], self.person_bytes - 8 - strings)
 
-    def _auctions(self, numbers: Int64s) -> pa.RecordBatch:
+    def _auctions(self, numbers: Int64s) -> _Part:
         tables = text.tables(self.seed)
         bits = words(self._keys[1], numbers)
         epoch = numbers // EPOCH
@@ -178,11 +196,10 @@ class Generator(Workload):
         expires = times + 1 + ((bits[2] >> np.uint64(1)).view(np.int64) % np.maximum(2 * horizon, 1))
         item_name, description = tables.text.texts(bits[3:5], (20, 100))
         strings = text.lengths(item_name) + text.lengths(description)
-        extra = self._extra(tables.letters, bits[5], self.auction_bytes - 48 - strings)
-        columns = [numbers, times, ids, item_name, description, initial_bid, reserve, expires, seller, category, extra]
-        return pa.RecordBatch.from_arrays(columns, schema=AUCTION)
+        columns = [numbers, times, ids, item_name, description, initial_bid, reserve, expires, seller, category]
+        return _Part(AUCTION, columns, bits[5], self.auction_bytes - 48 - strings)
 
-    def _bids(self, numbers: Int64s) -> pa.RecordBatch:
+    def _bids(self, numbers: Int64s) -> _Part:
         tables = text.tables(self.seed)
         bits = words(self._keys[2], numbers)
         epoch = numbers // EPOCH
@@ -198,10 +215,9 @@ class Generator(Workload):
         hot = len(text.HOT_CHANNELS)
         channel = np.where(is_hot, below(rest, hot), below(rest, text.COLD_CHANNELS) + np.uint64(hot))
         size = np.full(len(numbers), self.bid_bytes - 32, dtype=np.int64)
-        extra = self._extra(tables.letters, bits[2], size)
         channels, urls = text.rows(tables.channels, channel), text.rows(tables.urls, channel)
-        columns = [numbers, self.times_us(numbers), auction, bidder, price, channels, urls, extra]
-        return pa.RecordBatch.from_arrays(columns, schema=BID)
+        columns = [numbers, self.times_us(numbers), auction, bidder, price, channels, urls]
+        return _Part(BID, columns, bits[2], size)
 
     def _person(self, newest: Int64s, draws: UInt64s, ratio: int, hot_offset: int) -> Int64s:
         """A seller or bidder: the hot person, or any of the active ones and of the few that are to come."""
@@ -210,10 +226,9 @@ class Generator(Workload):
         cold = newest + 1 - active + below(rest, (active + self.person_lead).view(np.uint64)).view(np.int64)
         return np.where(is_hot, newest // HOT_BATCH * HOT_BATCH + hot_offset, cold) + FIRST_ID
 
-    @staticmethod
-    def _extra(pool: text.Pool, bits: UInt64s, missing: Int64s) -> pa.Array:
+    def _extra(self, bits: UInt64s, missing: list[Int64s]) -> pa.Array:
         """Padding of ±20% around the missing bytes; none where nothing is missing."""
-        missing = np.maximum(missing, 0)
-        swing = (2 * missing + 5) // 10
-        size = missing - swing + below(high(bits), (2 * swing).view(np.uint64)).view(np.int64)
-        return pool.slices(low(bits), size)
+        least = np.maximum(np.concatenate(missing), 0)
+        swing = (2 * least + 5) // 10
+        size = least - swing + below(high(bits), (2 * swing).view(np.uint64)).view(np.int64)
+        return text.tables(self.seed).letters.slices(low(bits), size)
