@@ -194,8 +194,8 @@ class CheckpointTask(Alignment, TaskProtocol):
             if group:
                 yield group
             self._settle()
-            if not self._aligned() or (self.exhausted() and not self._ended):
-                return  # in the second case the runner publishes END first, so that this checkpoint holds it
+            if not self._barrier or not self._aligned() or (self.exhausted() and not self._ended):
+                return  # in the last case the runner publishes END first, so that this checkpoint holds it
             self._checkpoint(CheckpointId(self.epoch, self._barrier))
             group = []
             self._go_on(group)
