@@ -11,7 +11,7 @@ believes itself registered after ABORT writes entries that every reader drops.
 import enum
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
 from protocols.base import Context, Coordinator
 from protocols.outbox import Writer
@@ -49,7 +49,7 @@ class Standing:
     position: int = 0  # LSN of the task's newest position entry that counts, this transaction's from PREPARE on
 
     def encode(self) -> bytes:
-        return json.dumps(asdict(self), separators=(",", ":")).encode()
+        return json.dumps(vars(self), separators=(",", ":")).encode()
 
     @staticmethod
     def decode(body: bytes) -> "Standing":
