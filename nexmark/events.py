@@ -70,17 +70,17 @@ EVENTS = pa.schema([pa.field(name, kind, nullable=False) for (name, _), kind in 
 
 def persons(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The persons of a batch of the stream, without a copy."""
-    return _kind(batch, 0, PERSON)
+    return _kind(batch, 0)
 
 
 def auctions(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The auctions of a batch of the stream, without a copy."""
-    return _kind(batch, 1, AUCTION)
+    return _kind(batch, 1)
 
 
 def bids(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The bids of a batch of the stream, without a copy."""
-    return _kind(batch, 2, BID)
+    return _kind(batch, 2)
 
 
 def numbers(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
@@ -107,5 +107,5 @@ def _items(batch: pa.RecordBatch, index: int) -> Any:
     return batch.column(index).flatten()
 
 
-def _kind(batch: pa.RecordBatch, index: int, schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays(_items(batch, index).flatten(), schema=schema)
+def _kind(batch: pa.RecordBatch, index: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_struct_array(_items(batch, index))

@@ -167,6 +167,18 @@ def test_batches_survive_the_wire_and_carry_three_kinds() -> None:
     assert (persons(read).schema, auctions(read).schema, bids(read).schema) == (PERSON, AUCTION, BID)
 
 
+def test_batches_put_together_read_the_same() -> None:
+    generator = Generator(seed=1)
+    first, second = generator.events(0, 110), generator.events(110, 300)
+    both = pa.Table.from_batches([first, second]).combine_chunks().to_batches()[0]
+    assert both.num_rows == 2
+    assert count(both) == 300
+    for part, start, stop in ((both, 0, 300), (both.slice(1, 1), 110, 300), (both.slice(0, 1), 0, 110)):
+        assert sorted(numbers(part).tolist()) == list(range(start, stop))
+        assert bids(part).equals(bids(generator.events(start, stop)))
+        assert auctions(part).equals(auctions(generator.events(start, stop)))
+
+
 def test_text_has_the_forms_of_the_reference() -> None:
     batch = Generator(seed=9).events(0, 20_000)
     person, auction, bid = persons(batch).to_pylist(), auctions(batch).to_pylist(), bids(batch).to_pylist()
