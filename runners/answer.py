@@ -68,9 +68,9 @@ class MultisetFold(Fold):
         self._numbers: list[npt.NDArray[np.int64]] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
-        count, hash_sum = fingerprint(batch.select(self._columns))
-        self.count += count
-        self.hash = (self.hash + hash_sum) % 2**64
+        part = fingerprint(batch, self._columns)
+        self.count += part.rows
+        self.hash = (self.hash + part.digest) % 2**64
         if self.count <= MAX_NUMBERS:
             self._numbers.append(batch.column("number").to_numpy().copy())
 

@@ -6,6 +6,7 @@ task's recovered state; END carries them downstream, and at last the sink holds 
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from dataflow.state import CounterStore
 
@@ -47,8 +48,21 @@ class Edges:
         self.load(json.loads(body))
 
 
-def mismatches(counts: Mapping[str, Sequence[int]]) -> list[str]:
-    """Edges whose ends disagree, as readable lines."""
+class Mismatch(NamedTuple):
+    """An edge whose ends disagree, in rows. Equal numbers mean that the rows themselves differ."""
+
+    producer: str
+    tag: str
+    consumer: str
+    sent: int
+    taken: int
+
+    def __str__(self) -> str:
+        return f"{self.producer} → {self.tag} → {self.consumer}: sent {self.sent} rows, taken {self.taken}"
+
+
+def mismatches(counts: Mapping[str, Sequence[int]]) -> list[Mismatch]:
+    """Edges whose ends do not agree on count and hash sum."""
     found = []
     taken = {}
     for name, value in counts.items():
@@ -60,6 +74,5 @@ def mismatches(counts: Mapping[str, Sequence[int]]) -> list[str]:
         _, producer, tag = name.split("|")
         consumer, received = taken.get(name, ("nobody", [0, 0]))
         if sent.get(name, [0, 0]) != received:
-            given = sent.get(name, [0, 0])
-            found.append(f"{producer} → {tag} → {consumer}: sent {given[0]} rows, taken {received[0]}")
+            found.append(Mismatch(producer, tag, consumer, sent.get(name, [0, 0])[0], received[0]))
     return found

@@ -1,5 +1,7 @@
 """Latency histograms: log-linear buckets of about 0.1% width, exact to merge, cheap to fill column-wise."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import numpy.typing as npt
 
@@ -21,8 +23,8 @@ def bucket(values: Int) -> Int:
 class Histogram:
     """Counts by bucket. Two histograms of any runs may be merged; percentiles are taken last."""
 
-    def __init__(self) -> None:
-        self.counts: dict[int, int] = {}
+    def __init__(self, counts: Mapping[int, int] | None = None) -> None:
+        self.counts: dict[int, int] = dict(counts or {})
 
     def add(self, values: Int, weights: Int | None = None) -> None:
         if not len(values):

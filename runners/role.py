@@ -34,3 +34,7 @@ class Role(ABC):
     @abstractmethod
     def report(self) -> dict[str, object]:
         """Counters since this instance began, for the display and the run directory."""
+
+    def result(self) -> dict[str, object]:
+        """What is delivered once, at the end, because it is too large for a report."""
+        return {}

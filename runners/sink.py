@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from protocols.base import Context, Delivery, Protocol
-from runners.answer import fold_for
+from runners.answer import MultisetFold, fold_for
 from runners.edges import Edges
 from runners.histogram import Histogram
 from runners.plan import Layout
@@ -36,7 +36,6 @@ class Sink(Role):
         self._done = False
         self.fold = fold_for(layout.graph.answer)
         self.rows = self.events = 0
-        self.delay = Histogram()
         self.latency: dict[tuple[int, str], Histogram] = {}  # (second since the start, metric)
 
     def recover(self) -> None:
@@ -64,17 +63,17 @@ class Sink(Role):
             return
         batch = decode_batch(record.body, self._schema)
         self._edges.taken(tag, record.header.producer, *self._stream.summarise(batch))
-        self.delay.add_one(stamp_us - committed_us)
-        self._measure(batch, stamp_us)
+        second = (stamp_us - self._start_us) // 1_000_000
+        self._histogram(second, "sink_delay").add_one(stamp_us - committed_us)
+        self._measure(batch, stamp_us, second)
         self.fold.add(batch)
         self.rows += batch.num_rows
 
-    def _measure(self, batch: pa.RecordBatch, stamp_us: int) -> None:
+    def _measure(self, batch: pa.RecordBatch, stamp_us: int, second: int) -> None:
         oldest, newest, events, emit = (
             batch.column(name).to_numpy() for name in ("oldest_us", "newest_us", "events", "emit_us")
         )
         self.events += int(events.sum())
-        second = (stamp_us - self._start_us) // 1_000_000
         self._histogram(second, "visible").add(stamp_us - (oldest + self._shift_us), events)
         self._histogram(second, "emit").add(emit - (oldest + self._shift_us), events)
         self._histogram(second, "paper").add(emit - (newest + self._shift_us), np.ones_like(events))
@@ -95,9 +94,24 @@ class Sink(Role):
         """Both ends of every edge, once all ENDs are in."""
         return self._edges.dump()
 
+    def result(self) -> dict[str, object]:
+        """Answer, edges and latencies: plain values and Arrow bytes, so that they travel to the driver."""
+        table = self.fold.result()
+        buffer = pa.BufferOutputStream()
+        with pa.ipc.new_stream(buffer, table.schema) as writer:
+            writer.write_table(table)
+        return {
+            "answer": buffer.getvalue().to_pybytes(),
+            "numbers": self.fold.numbers() if isinstance(self.fold, MultisetFold) else None,
+            "edges": self.edges(),
+            "latency": {key: histogram.counts for key, histogram in self.latency.items()},
+            "rows": self.rows,
+            "events": self.events,
+        }
+
     def report(self) -> dict[str, object]:
         recent = Histogram()
-        for second, metric in list(self.latency)[-6:]:
+        for second, metric in list(self.latency)[-8:]:
             if metric == "visible":
                 recent.merge(self.latency[second, metric])
         return {

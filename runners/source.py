@@ -74,7 +74,7 @@ class Source(Role):
         self._stated_ms = 0.0
         self._ended = False
         self._bound = 1
-        self.delay = Histogram()
+        self.delays: dict[int, Histogram] = {}  # by second since the start
         self.next = share.first()
 
     def recover(self) -> None:
@@ -133,7 +133,8 @@ class Source(Role):
         """Append acknowledged, less the scheduled flush of the oldest event in it."""
         intended_us = int(self._workload.offset_us(np.array([oldest], np.int64))[0])
         scheduled_us = math.ceil((intended_us + 1) / self._interval_us) * self._interval_us
-        self.delay.add_one(int(self._ctx.now_us() - self._start_us - scheduled_us))
+        late_us = int(self._ctx.now_us() - self._start_us - scheduled_us)
+        self.delays.setdefault(intended_us // 1_000_000, Histogram()).add_one(late_us)
 
     def _watermark(self) -> int:
         return int(self._workload.watermark_after(self.next)) if self.next < self._share.total else END_OF_TIME
@@ -141,7 +142,7 @@ class Source(Role):
     def _append(self, entries: list[Entry], now_ms: float) -> None:
         place = {"next": self.next, "ended": self._ended, "edges": self._edges.dump()}
         header = Header(
-            kind=Kind.MARKER, producer=self._ctx.name, instance=self._ctx.instance, time_us=self._ctx.now_us()
+            kind=Kind.INPUT, producer=self._ctx.name, instance=self._ctx.instance, time_us=self._ctx.now_us()
         )
         body = json.dumps(place, separators=(",", ":")).encode()
         self._bound = self._writer.append([*entries, Entry((task_tag(self._ctx.name),), header, body)])[-1]
@@ -162,4 +163,7 @@ class Source(Role):
         return self._ended
 
     def report(self) -> dict[str, object]:
-        return {"rows_out": self._edges.total_sent(), "next": self.next, "delay": self.delay.counts}
+        return {"rows_out": self._edges.total_sent(), "next": self.next}
+
+    def result(self) -> dict[str, object]:
+        return {"delays": {second: histogram.counts for second, histogram in self.delays.items()}}

@@ -10,14 +10,18 @@ from sharedlog.log import SnapshotStore
 
 
 class ThreadUploads(Uploads):
-    def __init__(self, snapshots: SnapshotStore) -> None:
+    def __init__(self, snapshots: SnapshotStore, written: dict[str, list[int]]) -> None:
         self._snapshots = snapshots
+        self._written = written
         self._pool: ThreadPoolExecutor | None = None
         self._running: list[tuple[str, Future[None]]] = []
 
     def start(self, key: str, parts: Sequence[pa.Buffer | bytes]) -> None:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="upload")
+        count = self._written.setdefault("snapshot", [0, 0])
+        count[0] += 1
+        count[1] += sum(len(part) for part in parts)
         self._running.append((key, self._pool.submit(self._snapshots.put, key, parts)))
 
     def poll(self) -> list[tuple[str, bool]]:

@@ -11,14 +11,11 @@ import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
-import pyarrow as pa
-
 from nexmark.workload import Workload
 from protocols.base import Channel, Context, Job, Protocol, TaskContext
-from runners.answer import MultisetFold
 from runners.channel import SocketChannel
 from runners.coordination import CoordinatorRole
-from runners.plan import SINK, Layout
+from runners.plan import REPORTS, SINK, Layout
 from runners.reports import Reporter
 from runners.role import Role
 from runners.sink import Sink
@@ -26,9 +23,10 @@ from runners.source import Share, Source
 from runners.task import Task
 from runners.uploads import ThreadUploads
 from sharedlog.errors import Fenced, LogFull
-from sharedlog.log import LogSpec, SharedLog, SnapshotStore
+from sharedlog.log import Entry, Header, Kind, LogSpec, SharedLog
 
 START_KEY = "job/start"
+START_TIMEOUT_S = 120
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +59,7 @@ class RoleResult:
     status: str
     error: str = ""
     report: dict[str, Any] = field(default_factory=dict)
-    sink: dict[str, Any] | None = None
+    result: dict[str, Any] = field(default_factory=dict)
 
 
 def run_role(spec: RunSpec, name: str) -> RoleResult:
@@ -74,7 +72,7 @@ def run_role(spec: RunSpec, name: str) -> RoleResult:
         ctx_for = _contexts(spec, log, name, instance)
         role, ctx = _build(spec, name, ctx_for)
         status = _drive(spec, log, role, ctx)
-        return RoleResult(role=name, instance=instance, status=status, report=_final(role, ctx), sink=_sink(role))
+        return RoleResult(role=name, instance=instance, status=status, report=_final(role, ctx), result=role.result())
     except Fenced as fenced:
         return RoleResult(role=name, instance=instance, status="fenced", error=str(fenced))
     except LogFull:
@@ -82,7 +80,12 @@ def run_role(spec: RunSpec, name: str) -> RoleResult:
         time.sleep(0.2)
         os._exit(3)
     except Exception:
-        return RoleResult(role=name, instance=instance, status="failed", error=traceback.format_exc())
+        error = traceback.format_exc()
+        # The job's result comes when all roles have ended; the supervisor must know at once.
+        header = Header(Kind.REPORT, name, instance, time_us=wall_us())
+        body = json.dumps({"pid": os.getpid(), "bound": 0, "failed": error}).encode()
+        log.append([Entry((REPORTS,), header, body)])
+        return RoleResult(role=name, instance=instance, status="failed", error=error)
     finally:
         log.close()
 
@@ -93,15 +96,17 @@ def wall_us() -> int:
 
 def _contexts(spec: RunSpec, log: SharedLog, name: str, instance: int) -> dict[str, Any]:
     snapshots = spec.log.snapshots()
+    written: dict[str, list[int]] = {}
     return {
         "job": spec.job,
         "name": name,
         "instance": instance,
         "log": log,
         "snapshots": snapshots,
-        "uploads": ThreadUploads(snapshots),
+        "uploads": ThreadUploads(snapshots, written),
         "channel": SocketChannel(name, snapshots),
         "now_us": wall_us,
+        "written": written,
     }
 
 
@@ -116,8 +121,7 @@ def _build(spec: RunSpec, name: str, parts: dict[str, Any]) -> tuple[Role, Conte
     ctx = Context(**parts)
     if name not in job.sources and name != SINK:
         return CoordinatorRole(spec.protocol.coordinator(ctx)), ctx
-    announce(ctx)
-    start_us = await_start(ctx.log, ctx.snapshots)
+    start_us = await_start(spec, ctx)
     if name == SINK:
         return Sink(ctx, layout, spec.protocol, start_us=start_us, base_us=spec.workload.base_time_us), ctx
     index = job.sources.index(name)
@@ -125,13 +129,8 @@ def _build(spec: RunSpec, name: str, parts: dict[str, Any]) -> tuple[Role, Conte
     return Source(ctx, layout, spec.workload, share, start_us), ctx
 
 
-def announce(ctx: Context) -> None:
-    """Alive, and in need of everything: the supervisor starts the clock when all roles are there."""
-    Reporter(ctx, _Waiting(), os.getpid(), 0).step(0)
-
-
-class _Waiting(Role):
-    """Stands in until the clock starts."""
+class Waiting(Role):
+    """Stands in until the clock starts: alive, and in need of everything."""
 
     def recover(self) -> None: ...
     def step(self, now_ms: float) -> bool:
@@ -150,16 +149,18 @@ class _Waiting(Role):
         return {}
 
 
-def await_start(log: SharedLog, snapshots: SnapshotStore) -> int:
-    """The wall time of offset 0, once the supervisor has set it."""
-    deadline = time.monotonic() + 120
+def await_start(spec: RunSpec, ctx: Context) -> int:
+    """The wall time of offset 0, once the supervisor has set it: when all roles have reported."""
+    reporter = Reporter(ctx, Waiting(), os.getpid(), spec.report_interval_ms)
+    deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
-        if (start := snapshots.get(START_KEY)) is not None:
+        reporter.step(time.monotonic_ns() / 1e6)
+        if (start := ctx.snapshots.get(START_KEY)) is not None:
             return int(json.loads(start.to_pybytes())["start_us"])
-        if log.get("abort"):
+        if ctx.log.get("abort"):
             return wall_us()
         time.sleep(0.005)
-    raise TimeoutError("no start time within 120 s: the driver is gone, or not all roles have started")
+    raise TimeoutError(f"no start time within {START_TIMEOUT_S} s: the driver is gone, or not all roles have started")
 
 
 def _drive(spec: RunSpec, log: SharedLog, role: Role, ctx: Context) -> str:
@@ -192,23 +193,3 @@ def _sleep(log: SharedLog, role: Role, due_ms: float, channel: Channel) -> None:
 
 def _final(role: Role, ctx: Context) -> dict[str, Any]:
     return {"written": ctx.written, "cpu_s": time.process_time(), **role.report()}
-
-
-def _sink(role: Role) -> dict[str, Any] | None:
-    """Answer, edges and latencies: plain values and Arrow bytes, so that they travel to the driver."""
-    if not isinstance(role, Sink):
-        return None
-    table = role.fold.result()
-    buffer = pa.BufferOutputStream()
-    with pa.ipc.new_stream(buffer, table.schema) as writer:
-        writer.write_table(table)
-    numbers = role.fold.numbers() if isinstance(role.fold, MultisetFold) else None
-    return {
-        "answer": buffer.getvalue().to_pybytes(),
-        "numbers": numbers,
-        "edges": role.edges(),
-        "latency": {key: histogram.counts for key, histogram in role.latency.items()},
-        "delay": role.delay.counts,
-        "rows": role.rows,
-        "events": role.events,
-    }

@@ -128,3 +128,12 @@ def check_entry(entry: Entry) -> None:
             f"entry of {entry.header.producer!r} for {entry.tags[0]!r} has a body of {len(entry.body)} bytes,"
             f" more than {MAX_BODY_BYTES}; split the batch"
         )
+
+
+def encode_schema(schema: pa.Schema) -> pa.Buffer:
+    """A stream's schema on its own, for whoever reads a log without knowing the query."""
+    return schema.serialize()
+
+
+def decode_schema(encoded: pa.Buffer | bytes) -> pa.Schema:
+    return pa.ipc.read_schema(pa.py_buffer(encoded))

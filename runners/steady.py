@@ -1,0 +1,21 @@
+"""Is a run in steady state? A robust slope of its lag says so; see docs/method.md, rules 4 and 5."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def slope(samples: Sequence[tuple[float, float]]) -> float:
+    """Theil–Sen: the median of the slopes between all pairs of (time, value). 0 with fewer than three samples."""
+    if len(samples) < 3:
+        return 0.0
+    times, values = np.array(samples, dtype=float).T
+    left, right = np.triu_indices(len(times), k=1)
+    spans = times[right] - times[left]
+    apart = spans > 0
+    return float(np.median((values[right] - values[left])[apart] / spans[apart])) if apart.any() else 0.0
+
+
+def keeps_up(lag: Sequence[tuple[float, float]], rate: float) -> bool:
+    """Whether lag grows by no more than 1% of the offered load."""
+    return slope(lag) <= 0.01 * rate

@@ -1,0 +1,239 @@
+"""The driver's part in a run: start the clock, watch the roles, trim the log, replace the hung, end in order."""
+
+import contextlib
+import json
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from runners.display import Display, Status
+from runners.reports import Report, Reports
+from runners.spark import SparkJobs
+from runners.worker import START_KEY, RoleResult, RunSpec, wall_us
+from sharedlog.log import SharedLog
+
+POLL_S = 0.05
+TRIM_S = 0.5
+GRACE_S = 3.0
+START_TIMEOUT_S = 90.0
+SUCCESSORS_AT_ONCE = 1
+
+
+class RunFailed(RuntimeError):
+    """A run that could not go on; the message is for the user."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """What the supervisor must know beside the run itself."""
+
+    duration_s: float
+    drain_timeout_s: float
+    heartbeat_timeout_ms: float
+    trim: bool
+
+
+@dataclass
+class Outcome:
+    """All that is known when the clock has stopped."""
+
+    complete: bool = False
+    reasons: list[str] = field(default_factory=list)
+    start_us: int = 0
+    end_us: int = 0
+    restarts: int = 0
+    results: dict[str, RoleResult] = field(default_factory=dict)
+    reports: list[Report] = field(default_factory=list)
+    lag: list[tuple[float, int]] = field(default_factory=list)
+    log_peak_bytes: int = 0
+    instances: dict[str, int] = field(default_factory=dict)
+
+
+class Recorder:
+    """events.jsonl: what happened, each with wall-clock milliseconds."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._file = open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 (closed by close)
+
+    def __call__(self, event: str, **details: Any) -> None:
+        self._file.write(json.dumps({"time_ms": wall_us() / 1000, "event": event, **details}) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Supervisor:
+    """Watches one run. `run` returns when all roles are gone, also after an interrupt."""
+
+    def __init__(
+        self, spec: RunSpec, jobs: SparkJobs, log: SharedLog, record: Recorder, display: Display, watch: Watch
+    ) -> None:
+        self._spec = spec
+        self._jobs = jobs
+        self._log = log
+        self._record = record
+        self._display = display
+        self._watch = watch
+        self._reports = Reports(log)
+        self._roles = spec.roles()
+        self._first_stage = {
+            name for name, plan in spec.job.tasks.items() if set(plan.inputs) & set(spec.job.source_tags)
+        }
+        self._replaced: set[tuple[str, int]] = set()
+        self._pids: set[int] = set()
+        self._trimmed_s = self._sampled_s = 0.0
+        self.outcome = Outcome()
+
+    def run(self) -> Outcome:
+        outcome = self.outcome
+        self._jobs.submit(self._roles)
+        try:
+            self._await_roles()
+            self._start_clock()
+            self._watch_until_done()
+            outcome.complete = not outcome.reasons
+        except KeyboardInterrupt:
+            outcome.reasons.append("interrupted")
+            self._record("interrupted")
+        except RunFailed as failure:
+            outcome.reasons.append(str(failure))
+            self._record("failed", reason=str(failure))
+        finally:
+            self._end()
+        self._collect()
+        return outcome
+
+    def _await_roles(self) -> None:
+        """All roles have an instance number and have reported."""
+        self._record("start", roles=len(self._roles))
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while missing := [role for role in self._roles if role not in self._reports.newest]:
+            if time.monotonic() > deadline:
+                raise RunFailed(f"{len(missing)} roles did not start within {START_TIMEOUT_S:.0f} s: {missing[:5]}")
+            self._check_jobs()
+            self._poll()
+            time.sleep(0.01)
+
+    def _start_clock(self) -> None:
+        # A little ahead, so that sources and sink know the start before it comes.
+        self.outcome.start_us = wall_us() + 100_000
+        content = json.dumps({"start_us": self.outcome.start_us}).encode()
+        self._spec.log.snapshots().put(START_KEY, [content])
+        self._record("clock", start_us=self.outcome.start_us)
+
+    def _watch_until_done(self) -> None:
+        moved_at, moved_rows = time.monotonic(), -1
+        while self._jobs.running:
+            time.sleep(POLL_S)
+            self._poll()
+            self._check_jobs()
+            self._replace_hung()
+            now = time.monotonic()
+            status = self._status()
+            if now - self._sampled_s >= 1.0:
+                self._sampled_s = now
+                self.outcome.lag.append((status.elapsed_s, status.lag_rows))
+                self.outcome.log_peak_bytes = max(self.outcome.log_peak_bytes, self._log.size_bytes())
+            if self._watch.trim and now - self._trimmed_s >= TRIM_S:
+                self._trimmed_s = now
+                self._reports.trim(self._roles)
+            self._display.update(status)
+            if status.rows != moved_rows or status.elapsed_s < self._watch.duration_s:
+                moved_at, moved_rows = now, status.rows
+            elif now - moved_at > self._watch.drain_timeout_s:
+                raise RunFailed(
+                    f"no progress for {self._watch.drain_timeout_s:.0f} s after the end of input; rows or ENDs are lost"
+                )
+
+    def _check_jobs(self) -> None:
+        if self._jobs.errors:
+            raise RunFailed(f"Spark gave up a job: {self._jobs.errors[0]}")
+
+    def _poll(self) -> None:
+        """Take in reports; a new instance number of a known role is a restart."""
+        for report in self._reports.poll():
+            self._pids.add(report.content["pid"])
+            if failure := report.content.get("failed"):
+                raise RunFailed(f"role {report.role} failed: {failure.strip().splitlines()[-1]}\n{failure}")
+            known = self.outcome.instances.get(report.role, 0)
+            if report.instance > known:
+                self.outcome.instances[report.role] = report.instance
+                if known:
+                    self.outcome.restarts += 1
+                    self._record(
+                        "restart", role=report.role, instance=report.instance, pid=report.content["pid"],
+                        at_ms=report.time_us / 1000,
+                    )  # fmt: skip
+
+    def _replace_hung(self) -> None:
+        """Spark will not restart what it sees running; a silent role gets a successor in a job of its own."""
+        now_us = wall_us()
+        for role, report in self._reports.newest.items():
+            silent_ms = (now_us - report.time_us) / 1000
+            if silent_ms < self._watch.heartbeat_timeout_ms or (role, report.instance) in self._replaced:
+                continue
+            if self._log.get(f"instance/{role}") > report.instance or self._ended(role):
+                continue
+            self._replaced.add((role, report.instance))
+            self._record("hung", role=role, instance=report.instance, silent_ms=silent_ms, pid=report.content["pid"])
+            self._jobs.submit([role])
+
+    def _ended(self, role: str) -> bool:
+        return any(result.role == role and result.status == "done" for result in self._jobs.results)
+
+    def _status(self) -> Status:
+        newest = self._reports.newest
+        elapsed_s = max(0.0, (wall_us() - self.outcome.start_us) / 1e6)
+        due = min(self._spec.workload.count_before(int(elapsed_s * 1e6)), self._spec.total)
+        taken = sent = later = commits = 0
+        for role, report in newest.items():
+            content = report.content
+            if role in self._first_stage:
+                taken += content.get("rows_in", 0)
+            elif role not in self._spec.job.sources:
+                later += content.get("rows_in", 0)
+            if role in self._spec.job.tasks:
+                sent += content.get("rows_out", 0)
+            commits += content.get("written", {}).get("marker", [0, 0])[0] if role in self._spec.job.tasks else 0
+        sink = newest["sink"].content
+        return Status(
+            elapsed_s=elapsed_s,
+            duration_s=self._watch.duration_s,
+            offered=due,
+            processed=taken,
+            rows=taken + later,
+            lag_rows=max(0, due - taken) + max(0, sent - later),
+            visible_p50_us=sink.get("visible_p50_us"),
+            visible_p99_us=sink.get("visible_p99_us"),
+            commits=commits,
+            restarts=self.outcome.restarts,
+        )
+
+    def _end(self) -> None:
+        """Everyone gone: by their own will, else by Spark's, else by ours. A second Ctrl-C does not stop this."""
+        previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            if not self.outcome.complete:
+                self._log.increment("abort")
+            if not self._jobs.join(GRACE_S):
+                self._jobs.cancel()
+                for pid in self._pids:
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.kill(pid, signal.SIGCONT)
+                        os.kill(pid, signal.SIGKILL)
+                self._jobs.join(GRACE_S)
+            self.outcome.end_us = wall_us()
+            with contextlib.suppress(RunFailed):
+                self._poll()
+        finally:
+            signal.signal(signal.SIGINT, previous)
+
+    def _collect(self) -> None:
+        """The newest instance's result of every role."""
+        for result in sorted(self._jobs.results, key=lambda result: result.instance):
+            if result.status in ("done", "aborted") or result.role not in self.outcome.results:
+                self.outcome.results[result.role] = result
+        self.outcome.reports = self._reports.history
+        self._record("end", complete=self.outcome.complete, restarts=self.outcome.restarts)
