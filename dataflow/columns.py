@@ -73,8 +73,8 @@ class Latency(NamedTuple):
 
     def fold(self, groups: Ints, count: int) -> "Latency":
         """What each of `count` groups of rows answers together."""
-        oldest = np.full(count, np.iinfo(np.int64).max)
-        newest = np.full(count, np.iinfo(np.int64).min)
+        oldest = np.full(count, 2**63 - 1)
+        newest = np.full(count, -(2**63))
         events = np.zeros(count, np.int64)
         np.minimum.at(oldest, groups, self.oldest_us)
         np.maximum.at(newest, groups, self.newest_us)

@@ -7,16 +7,21 @@ operators, so that a wrong operator cannot agree with itself.
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from dataflow.columns import LATENCY, Latency, batch_of, ints, schema_of
 from dataflow.graph import Answer, Graph, Stage, Stream
 from dataflow.operators.aggregate import StreamAggregate, TableAggregate
-from dataflow.operators.stateless import Branch, TableMap
+from dataflow.operators.join import Side
+from dataflow.operators.stateless import Branch, Filter, TableMap
+from dataflow.operators.stream_join import StreamStreamJoin
 from dataflow.operators.window import WindowAggregate
 
 EVENT = schema_of(ints=("number", "ts", "key", "value"), latency=False)
 ROW = schema_of(ints=("number", "ts", "key", "value"))
+_SIDES = {side: schema_of(ints=("window", "key", side, f"{side}_value")) for side in ("left", "right")}
 _GROUPED = schema_of(ints=("key", "group", "value"), revisions=True)
 WINDOW_US = 1_000
 GROUPS = 3
@@ -71,6 +76,54 @@ def windowed(parallelism: int) -> Graph:
     )
 
 
+def joined(parallelism: int) -> Graph:
+    """Events with even numbers paired with those with odd ones, by key and window: two inputs to one stage."""
+    join = StreamStreamJoin(
+        output="result",
+        key=("window", "key"),
+        left=Side(stream="left", key=("window", "key"), ints=("left", "left_value"), time="oldest_us"),
+        right=Side(stream="right", key=("window", "key"), ints=("right", "right_value"), time="oldest_us"),
+        window_us=WINDOW_US,
+    )
+    streams = (
+        _EVENTS,
+        Stream(name="left", schema=_SIDES["left"], key="key", identity=("left", "left_value")),
+        Stream(name="right", schema=_SIDES["right"], key="key", identity=("right", "right_value")),
+        Stream(name="result", schema=join.schema, identity=("left", "right", "left_value", "right_value")),
+    )
+    routes = (("left", (Filter(even), as_left)), ("right", (Filter(odd), as_right)))
+    stages = (
+        Stage(name="branch", inputs=("events",), outputs=("left", "right"), logic=Branch(routes=routes)),
+        Stage(name="join", inputs=("left", "right"), outputs=("result",), logic=join),
+    )
+    answer = Answer(key=(), value=("window", "key", "left", "left_value", "right", "right_value"))
+    return _graph("sample_joined", streams, stages, answer, parallelism)
+
+
+def even(batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+    mask: npt.NDArray[np.bool_] = ints(batch, "number") % 2 == 0
+    return mask
+
+
+def odd(batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+    return ~even(batch)
+
+
+def as_left(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return _side(batch, "left")
+
+
+def as_right(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return _side(batch, "right")
+
+
+def _side(batch: pa.RecordBatch, side: str) -> pa.RecordBatch:
+    ts = ints(batch, "ts")
+    columns = {"window": ts // WINDOW_US * WINDOW_US, "key": batch.column("key"), side: batch.column("number")}
+    columns[f"{side}_value"] = batch.column("value")
+    return batch_of(_SIDES[side], {**columns, **Latency.at(ts).columns()})
+
+
 def chained(parallelism: int) -> Graph:
     """Totals per group of keys over running sums per key: four stages, three repartitions' worth of state."""
     sums = StreamAggregate(output="sums", keys=("key",), sums=(("total", "value"), ("count", "events")))
@@ -115,6 +168,16 @@ def expected_windowed(rows: Iterable[Row]) -> Folded:
     return dict(answer)
 
 
+def expected_joined(rows: Iterable[Row]) -> Counter[tuple[int, ...]]:
+    known = [(row["ts"] // WINDOW_US * WINDOW_US, row["key"], row["number"], row["value"]) for row in rows]
+    return Counter(
+        (*left, *right[2:])
+        for left in known
+        for right in known
+        if left[2] % 2 == 0 and right[2] % 2 == 1 and left[:2] == right[:2]
+    )
+
+
 def expected_chained(rows: Iterable[Row]) -> Folded:
     keys: dict[int, set[int]] = defaultdict(set)
     totals: dict[int, int] = defaultdict(int)
@@ -140,3 +203,11 @@ def _graph(
         stages=stages,
     )
     return graph.with_parallelism(parallelism)
+
+
+SAMPLES = {
+    "stateless": (stateless, expected_stateless),
+    "windowed": (windowed, expected_windowed),
+    "joined": (joined, expected_joined),
+    "chained": (chained, expected_chained),
+}

@@ -115,6 +115,9 @@ class Table(Store):
         self._dirty = []
         horizon = self._horizon_changed
         self._horizon_changed = False
+        if horizon and rows.size:
+            # The horizon takes these away in the replay too: rows that came and expired since are never written.
+            rows = rows[self._live[rows] | (self._expiry_column()[rows] >= self.horizon)]
         return self._batch(rows, horizon)
 
     def apply(self, changes: pa.RecordBatch) -> None:

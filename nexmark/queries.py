@@ -227,8 +227,9 @@ def _closing_prices(kept: str, grace_us: int, *, by_time: bool) -> tuple[tuple[S
         Stream(name="closing", schema=winner.schema, key=kept, identity=("auction", "price", "ts", FINAL)),
     )
     stages = (
-        _first("split", ("bids", steps.priced_bids), ("auctions", steps.OpenAuctions(kept=kept))),
-        _stage("join", ("bids", "auctions"), ("joined",), join),
+        # Auctions first: a bid that finds its auction need not wait for it in the state.
+        _first("split", ("auctions", steps.OpenAuctions(kept=kept)), ("bids", steps.priced_bids)),
+        _stage("join", ("auctions", "bids"), ("joined",), join),
         _stage("best", ("joined",), ("closing",), winner),
     )
     return streams, stages

@@ -84,6 +84,7 @@ class _WindowMaximum(KeyedOperator):
         for window in raised:
             mine = rows[table.column("window")[rows] == window]
             lost = mine[table.column(self._logic.rank)[mine] < self._best[window]]
+            lost = lost[np.argsort(table.column(self._logic.member)[lost])]
             columns.append({name: table.column(name)[lost] for name in won})
             by = won["window"] == window
             # A delete is due to the same events as the upserts that caused it, and those count them.

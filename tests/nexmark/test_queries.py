@@ -67,7 +67,8 @@ def events_of(drawn: list[tuple[Any, ...]]) -> list[Event]:
 
 def cut(events: list[Event], sizes: list[int]) -> list[tuple[pa.RecordBatch, int]]:
     """Batches in the order of arrival, each with the least time that is still to come."""
-    batches, at = [], 0
+    batches: list[tuple[pa.RecordBatch, int]] = []
+    at = 0
     while at < len(events):
         part = events[at : at + sizes[len(batches) % len(sizes)]]
         at += len(part)
