@@ -16,7 +16,7 @@ from runners.simworld import Process, Violation, World
 from runners.source import Share, Source
 from runners.task import Task
 
-REPORT_INTERVAL_MS = 15
+REPORT_INTERVAL_MS = 20
 PATIENCE_MS = 2_500
 
 

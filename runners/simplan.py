@@ -16,42 +16,35 @@ from runners.simworld import Network
 BLOCK = 4
 SOURCES = 2
 JANITOR = "janitor"
-EVENT_INTERVAL_US = 1_500
+EVENT_INTERVAL_US = 1_000
 
-# Operations that faults aim at, so that rare ones are hit as often as those that happen all the time.
-_AIMS: Mapping[str, tuple[str, ...]] = {
-    "source": ("append", "last", "increment"),
+# Operations that faults aim at, so that rare ones are hit as often as those that happen all the time. The first list
+# is of those that a role does when it starts, and so are hit at its first start or while it recovers.
+_STARTING: Mapping[str, tuple[str, ...]] = {
+    "source": ("increment", "last", "append"),
+    "task": ("increment", "last", "snapshot.get", "read", "append", "send", "receive", "tail", "first"),
+    "coordinator": ("increment", "last", "read", "append", "send", "receive", "get", "first"),
+    "sink": ("increment", "read", "append"),
+    "janitor": ("first", "read", "trim"),
+}
+_RUNNING: Mapping[str, tuple[str, ...]] = {
+    "source": ("append",),
     "task": (
         "append",
         "append",
-        "append",
         "read",
-        "last",
-        "increment",
-        "snapshot.get",
-        "snapshot.delete",
         "snapshot.list",
+        "snapshot.delete",
         "upload.start",
         "upload.poll",
         "send",
         "receive",
     ),
-    "coordinator": (
-        "append",
-        "append",
-        "read",
-        "last",
-        "increment",
-        "send",
-        "receive",
-        "get",
-        "snapshot.delete",
-        "snapshot.list",
-    ),
-    "sink": ("read", "increment", "append"),
-    "janitor": ("read", "trim"),
+    "coordinator": ("append", "append", "read", "send", "receive", "snapshot.list", "snapshot.delete", "get"),
+    "sink": ("read", "append"),
+    "janitor": ("first", "read", "trim"),
 }
-_WEIGHTS = {"source": 2, "task": 8, "coordinator": 4, "sink": 1, "janitor": 0.5}
+_WEIGHTS = {"source": 2.0, "task": 8.0, "coordinator": 4.0, "sink": 1.0, "janitor": 0.7}
 
 
 class TinyWorkload(Workload):
@@ -113,16 +106,16 @@ class Schedule:
     sources: int = SOURCES
     flush_interval_ms: float = 10
     flush_bytes: int = 64 * 1024
-    watermark_interval_ms: float = 20
+    watermark_interval_ms: float = 25
     max_held_bytes: int = 1 << 20
 
 
 def plan(seed: int, roles: Mapping[str, str]) -> Schedule:
     """The schedule of a seed for a job with these roles (name → kind)."""
     draw = random.Random(f"{seed}/plan")
-    events = draw.randrange(64, 129, 8)
+    events = draw.randrange(48, 97, 8)
     duration_ms = events * EVENT_INTERVAL_US / 1000
-    first = _fault(draw, roles, duration_ms)
+    first = _fault(draw, roles, 0.75 * duration_ms)
     faults = [first]
     if draw.random() < 0.45:
         for _ in range(draw.choice((1, 1, 2, 3))):
@@ -136,7 +129,7 @@ def plan(seed: int, roles: Mapping[str, str]) -> Schedule:
         events=events,
         faults=tuple(faults),
         network=Network(lose=0.1, repeat=0.15, late=0.1) if troubled else Network(),
-        flush_interval_ms=draw.choice((6, 10, 14)),
+        flush_interval_ms=draw.choice((8, 12, 16)),
         flush_bytes=draw.choice((500, 64 * 1024, 64 * 1024)),
         max_held_bytes=draw.choice((1 << 20, 1 << 20, 2_000)),
     )
@@ -147,10 +140,34 @@ def _fault(draw: random.Random, roles: Mapping[str, str], until_ms: float) -> Fa
     kinds = [*roles.values(), "janitor"]
     count = {kind: kinds.count(kind) for kind in kinds}
     role = draw.choices(names, [_WEIGHTS[kind] / count[kind] for kind in kinds])[0]
-    return _at(draw, role, roles.get(role, "janitor"), at_ms=draw.uniform(0, until_ms))
+    kind = roles.get(role, "janitor")
+    if draw.random() < 0.1:
+        return _make(draw, role, kind, _STARTING)
+    return _make(draw, role, kind, _RUNNING, at_ms=draw.uniform(0, until_ms))
 
 
-def _at(draw: random.Random, role: str, kind: str, *, at_ms: float = 0.0, **when: bool) -> Fault:
+def _further(draw: random.Random, roles: Mapping[str, str], duration_ms: float, before: list[Fault]) -> Fault:
+    """One more: while an earlier victim recovers, after the end of the stream, or anywhere."""
+    chance = draw.random()
+    if chance < 0.5:
+        victim = before[0].role
+        return _make(draw, victim, roles.get(victim, "janitor"), _STARTING, restarted=True)
+    if chance < 0.75:
+        role = draw.choice([name for name, kind in roles.items() if kind in ("task", "source", "coordinator")])
+        return _make(draw, role, roles[role], _RUNNING, ended=True)
+    return _fault(draw, roles, 1.2 * duration_ms)
+
+
+def _make(
+    draw: random.Random,
+    role: str,
+    kind: str,
+    aims: Mapping[str, tuple[str, ...]],
+    *,
+    at_ms: float = 0.0,
+    restarted: bool = False,
+    ended: bool = False,
+) -> Fault:
     actions = [Action.CRASH_BEFORE, Action.CRASH_AFTER]
     if kind in ("source", "task", "coordinator"):
         actions += [Action.PAUSE, Action.ZOMBIE]
@@ -161,21 +178,10 @@ def _at(draw: random.Random, role: str, kind: str, *, at_ms: float = 0.0, **when
         action=action,
         role=role,
         at_ms=at_ms,
-        operation=draw.choice(_AIMS[kind]) if aimed else None,
+        operation=draw.choice(aims[kind]) if aimed else None,
         skip=0 if aimed else draw.randrange(12),
+        restarted=restarted,
+        ended=ended,
         delay_ms=pause_ms if action in (Action.PAUSE, Action.ZOMBIE) else 0,
         successor_ms=draw.uniform(0, max(pause_ms, 5)),
-        **when,
     )
-
-
-def _further(draw: random.Random, roles: Mapping[str, str], duration_ms: float, before: list[Fault]) -> Fault:
-    """One more: while an earlier victim recovers, after the end of the stream, or anywhere."""
-    chance = draw.random()
-    if chance < 0.45:
-        victim = before[0].role
-        return _at(draw, victim, roles.get(victim, "janitor"), restarted=True)
-    if chance < 0.7:
-        role = draw.choice([name for name, kind in roles.items() if kind in ("task", "source")])
-        return _at(draw, role, roles[role], ended=True)
-    return _fault(draw, roles, 1.2 * duration_ms)

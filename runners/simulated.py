@@ -29,7 +29,7 @@ CONFIGS = Path(__file__).parent.parent / "configs" / "protocol"
 CHUNK = 50
 
 # A schedule lasts a few hundred virtual milliseconds, so everything that happens by the clock has to happen sooner.
-_CLOCKS_MS = {"commit_interval_ms": 20, "checkpoint_interval_ms": 25, "snapshot_interval_ms": 30}
+_CLOCKS_MS = {"commit_interval_ms": 15, "checkpoint_interval_ms": 15, "snapshot_interval_ms": 25}
 _TIMEOUT_MS = 120
 
 

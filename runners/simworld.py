@@ -21,7 +21,7 @@ from sharedlog.memory import MemoryLog, MemorySnapshotStore
 
 T = TypeVar("T")
 
-PATIENCE_US = 40_000  # a fault that waits for one kind of operation strikes any, when none came for so long
+PATIENCE_US = 25_000  # a fault that waits for one kind of operation strikes any, when none came for so long
 MAX_SWITCHES = 400_000
 RESTART_US = 2_000
 
@@ -41,6 +41,15 @@ class Network:
     lose: float = 0.0
     repeat: float = 0.0
     late: float = 0.0
+
+
+@dataclass
+class Pending:
+    """A fault that has not struck yet, how many operations it still lets pass, and since when it lies in wait."""
+
+    fault: Fault
+    skip: int
+    since_us: int | None = None
 
 
 class Process:
@@ -141,7 +150,7 @@ class World:
         self.log = MemoryLog()
         self.snapshots = MemorySnapshotStore()
         self.network = network
-        self.now_us = 1_000_000
+        self.now_us = self.began_us = 1_000_000
         self.hub = getcurrent()
         self.processes: dict[str, list[Process]] = defaultdict(list)
         self.coverage: Counter[tuple[str, str, str]] = Counter()
@@ -154,9 +163,9 @@ class World:
         self._start = start
         self._kinds: dict[str, str] = {}
         self._starting: set[str] = set()
-        self.pending: dict[str, list[tuple[Fault, int]]] = {}
+        self.pending: dict[str, list[Pending]] = {}
         for fault in faults:
-            self.pending.setdefault(fault.role, []).append((fault, fault.skip))
+            self.pending.setdefault(fault.role, []).append(Pending(fault, fault.skip))
         self._queue: list[tuple[int, int, Process | None, int, Callable[[], None] | None]] = []
         self._counter = 0
         self._waiting: dict[str, dict[Process, None]] = defaultdict(dict)
@@ -293,30 +302,33 @@ class World:
         waiting = self.pending.get(process.name)
         if not waiting or process.replaced:
             return None
-        for place, (fault, skip) in enumerate(waiting):
-            if not self._hits(fault, process, operation):
+        for pending in waiting:
+            if not self._hits(pending, process, operation):
                 continue
-            if skip > 0:
-                waiting[place] = (fault, skip - 1)
+            if pending.skip > 0:
+                pending.skip -= 1
                 continue
-            del waiting[place]
+            waiting.remove(pending)
             if not waiting:
                 del self.pending[process.name]
             self.struck += 1
-            self._touch(int(fault.delay_ms * 1000))
-            self.note(process, f"FAULT {fault.action.value}", operation)
-            return fault
+            self._touch(int(pending.fault.delay_ms * 1000))
+            self.note(process, f"FAULT {pending.fault.action.value}", operation)
+            return pending.fault
         return None
 
-    def _hits(self, fault: Fault, process: Process, operation: str) -> bool:
-        due_us = 1_000_000 + int(fault.at_ms * 1000)
-        if self.now_us < due_us or (fault.restarted and len(self.processes[process.name]) < 2):
-            return False
-        if fault.ended and not process.finished():
-            return False
+    def _hits(self, pending: Pending, process: Process, operation: str) -> bool:
+        fault = pending.fault
+        if pending.since_us is None:
+            if self.now_us < self.began_us + int(fault.at_ms * 1000):
+                return False
+            if (fault.restarted and len(self.processes[process.name]) < 2) or (fault.ended and not process.finished()):
+                return False
+            pending.since_us = self.now_us
         if fault.action is Action.FAIL_UPLOAD:
             return operation == "upload.start"
-        return fault.operation is None or fault.operation == operation or self.now_us > due_us + PATIENCE_US
+        wanted = fault.operation is None or fault.operation == operation
+        return wanted or self.now_us > pending.since_us + PATIENCE_US
 
     def _touch(self, more_us: int) -> None:
         self.last_fault_us = max(self.last_fault_us, self.now_us + more_us)
