@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dataflow.index import HashIndex, Ints
-from dataflow.state import DELETE, EXPIRE, UPSERT, Store
+from dataflow.state import DELETE, EXPIRE, UPSERT, StateError, Store
 
 Column = npt.NDArray[Any]  # int64, or str objects
 
@@ -121,6 +121,10 @@ class Table(Store):
         return self._batch(rows, horizon)
 
     def apply(self, changes: pa.RecordBatch) -> None:
+        if self._dirty:
+            raise StateError(
+                "changes are replayed onto a state with pending changes of its own; take or clear them first"
+            )
         capturing, self._dirty = self._dirty, None
         changed = self._horizon_changed
         operations = changes.column(0).to_numpy()

@@ -227,7 +227,7 @@ def run_step(operator: Operator, name: str, step: Any, watermark: int) -> list[R
 
 
 @pytest.mark.parametrize("name", STATEFUL)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(steps=steps, crash=st.integers(0, 11), snapshot=st.integers(0, 11))
 def test_a_recovered_operator_goes_on_exactly(name: str, steps: Any, crash: int, snapshot: int) -> None:
     """Killed after step `crash`, restored from the snapshot of an earlier step and the changes since: every later row

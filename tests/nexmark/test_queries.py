@@ -8,6 +8,7 @@ import pickle
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -16,9 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataflow.graph import GraphError
-from nexmark.events import AUCTION, BID, PERSON, pack
+from nexmark.events import AUCTION, BID, PERSON, auctions, bids, pack, persons
+from nexmark.generator import Generator
 from nexmark.parameters import Q1, Q2, Q3, Q4, Q5, Q6, Q7, Q8, Query
 from nexmark.queries import build
+from nexmark.rates import Constant
 from tests.dataflow.driver import Driver
 
 Event = dict[str, Any]
@@ -209,6 +212,35 @@ STREAM = [
     *(("auction", n, 6, n % 6, 10) for n in range(10)),
     *(("bid", n % 20, n % 10, 1 + n % 4) for n in range(60)),
 ]
+
+
+@by_query
+def test_a_query_on_the_generated_stream(query: Query) -> None:
+    """Out of order and late, with the reference's hot keys; batches large enough to make every table grow."""
+    total, size = 6_000, 700
+    generator = Generator(
+        seed=3,
+        total=total,
+        base_time_us=0,
+        rate=Constant(events_per_s=100_000),
+        out_of_order_group=100,
+        late_fraction=0.01,
+        late_max_us=5_000,
+    )
+    scale = {"window_us": 10_000, "slide_us": 2_000, "modulus": 7, "rows": 10}
+    fields = {name: value for name, value in scale.items() if hasattr(query, name)}
+    query = replace(query, **fields)
+    cuts = [*range(0, total, size), total]
+    batches = [(generator.events(start, stop), generator.watermark_after(stop)) for start, stop in pairwise(cuts)]
+    events: list[Event] = []
+    for batch, _ in batches:
+        for kind, rows in (("person", persons(batch)), ("auction", auctions(batch)), ("bid", bids(batch))):
+            events += [{**row, "kind": kind} for row in rows.to_pylist()]
+    driver = Driver(build(query, 2), crash=0.2).run(batches, 2)
+    expected = EXPECTED[query.name](query, events)
+    assert len(expected) > 4
+    assert driver.answer() == expected
+    assert driver.late_rows == 0
 
 
 @by_query
