@@ -117,8 +117,7 @@ class CheckpointTask(Alignment, TaskProtocol):
         if self._orders < 0:
             # No EPOCH before this JOIN can name this instance.
             self._orders = self._joins.append([control_entry(self._ctx, (CONTROL,), Control.JOIN)])[0]
-        orders = self._ctx.log.read(ORDERS, self._orders, max_bytes=_READ_BYTES)
-        for record in orders:
+        for record in self._ctx.log.read(ORDERS, self._orders, max_bytes=_READ_BYTES):
             self._obey(record)
         if self._newest is None or self._newest[1].epoch <= self.epoch:
             return None
@@ -129,9 +128,9 @@ class CheckpointTask(Alignment, TaskProtocol):
             raise Fenced({key: self._ctx.instance}, {key: named})
         if named < self._ctx.instance:
             return None  # the JOIN came too late for this epoch; another one follows
-        return self._restore(standing, lsn, len(orders))
+        return self._restore(standing, lsn)
 
-    def _restore(self, standing: Standing, epoch_lsn: int, entries_read: int) -> Recovery | None:
+    def _restore(self, standing: Standing, epoch_lsn: int) -> Recovery | None:
         place: dict[str, object] = {"lanes": {}, "ended": False}
         applied = 0
         if standing.checkpoint != NO_CHECKPOINT:
@@ -151,7 +150,7 @@ class CheckpointTask(Alignment, TaskProtocol):
         self._ended = self._finished = bool(place["ended"])
         self._told_end = False
         self._end_number = 0
-        return Recovery(entries_read=entries_read, changes_applied=applied, ended=self._ended)
+        return Recovery(entries_read=1, changes_applied=applied, ended=self._ended)
 
     def _resume(self, lanes: object, barrier_lsn: int, epoch_lsn: int) -> None:
         """Source substreams go on after the barrier; the others after EPOCH, with nothing seen of this epoch."""

@@ -57,7 +57,7 @@ def test_an_epoch_without_instances_is_found(monkeypatch: pytest.MonkeyPatch) ->
             self._obey(record)
         if self._newest is None or self._newest[1].epoch <= self.epoch:
             return None
-        return self._restore(self._newest[1], self._newest[0], 0)
+        return self._restore(self._newest[1], self._newest[0])
 
     monkeypatch.setattr(CheckpointTask, "recover", recover)
     assert first_failure("windowed")
@@ -67,11 +67,11 @@ def test_only_the_dead_rolling_back_is_found(monkeypatch: pytest.MonkeyPatch) ->
     """Survivors take the new epoch's number and keep their state."""
     restore = CheckpointTask._restore
 
-    def keep(self: CheckpointTask, standing: Standing, epoch_lsn: int, entries_read: int) -> Recovery | None:
+    def keep(self: CheckpointTask, standing: Standing, epoch_lsn: int) -> Recovery | None:
         if not self.epoch:
-            return restore(self, standing, epoch_lsn, entries_read)
+            return restore(self, standing, epoch_lsn)
         state = self._kept  # type: ignore[attr-defined]
-        recovery = restore(self, standing, epoch_lsn, entries_read)
+        recovery = restore(self, standing, epoch_lsn)
         self._ctx.state.restore(state)
         return recovery
 
