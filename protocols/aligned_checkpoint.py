@@ -100,8 +100,7 @@ class CheckpointTask(Alignment, TaskProtocol):
         self._joins = Writer(ctx)
         self._writer = Writer(ctx)
         self._outbox = Outbox(ctx, ctx.plan.outputs)
-        self._orders = -1  # position in ORDERS; negative until this instance has joined
-        self._newest: tuple[int, Standing] | None = None  # the newest EPOCH, and its LSN
+        self._joined = False
         self._uploading: dict[str, CheckpointId] = {}
         self._ended = self._told_end = False
         self._end_number = 0  # the first checkpoint that holds this task's END; 0 if there is none yet
@@ -114,21 +113,21 @@ class CheckpointTask(Alignment, TaskProtocol):
     def recover(self) -> Recovery | None:
         """Wait for an epoch that names this instance, then take over this task's part of its checkpoint."""
         self.reset()
-        if self._orders < 0:
-            # No EPOCH before this JOIN can name this instance.
-            self._orders = self._joins.append([control_entry(self._ctx, (CONTROL,), Control.JOIN)])[0]
-        for record in self._ctx.log.read(ORDERS, self._orders, max_bytes=_READ_BYTES):
-            self._obey(record)
-        if self._newest is None or self._newest[1].epoch <= self.epoch:
+        if not self._joined:
+            self._joins.append([control_entry(self._ctx, (CONTROL,), Control.JOIN)])
+            self._joined = True
+        newest = self._ctx.log.last(ORDERS)
+        if newest is None or newest.header.epoch <= self.epoch:
             return None
-        lsn, standing = self._newest
+        what, content = control_of(newest)
+        standing = standing_of(content)
         named = standing.instances[self._name]
         if named > self._ctx.instance:
             key = f"instance/{self._name}"
             raise Fenced({key: self._ctx.instance}, {key: named})
-        if named < self._ctx.instance:
+        if named < self._ctx.instance or what is not Control.EPOCH:
             return None  # the JOIN came too late for this epoch; another one follows
-        return self._restore(standing, lsn)
+        return self._restore(standing, newest.lsn)
 
     def _restore(self, standing: Standing, epoch_lsn: int) -> Recovery | None:
         place: dict[str, object] = {"lanes": {}, "ended": False}
@@ -164,31 +163,15 @@ class CheckpointTask(Alignment, TaskProtocol):
             for producer in lane.producers.values():
                 producer.instance = producer.sequence = 0
 
-    def _obey(self, record: Record) -> None:
-        self._orders = record.lsn
-        what, content = control_of(record)
-        if what is Control.EPOCH:
-            self._newest = (record.lsn, standing_of(content))
-        elif record.header.epoch == self.epoch and 0 < self._end_number <= record.header.transaction:
-            self._finished = True
-
     # Reading
 
-    def inputs(self) -> Mapping[str, int]:
-        return {**super().inputs(), ORDERS: self._orders}
-
     def admit(self, records: Mapping[str, Sequence[Record]]) -> Iterator[Sequence[Delivery]]:
-        for record in records.get(ORDERS, ()):
-            self._obey(record)
-        if self._newest is not None and self._newest[1].epoch > self.epoch:
-            raise RolledBack(f"epoch {self._newest[1].epoch} has begun")
         group: list[Delivery] = []
         for tag, arrived in records.items():
-            if tag != ORDERS:
-                lane = self.lanes[tag]
-                for record in arrived:
-                    lane.read = record.lsn
-                    self._arrive(lane, record, group)
+            lane = self.lanes[tag]
+            for record in arrived:
+                lane.read = record.lsn
+                self._arrive(lane, record, group)
         while True:
             if group:
                 yield group
@@ -198,9 +181,6 @@ class CheckpointTask(Alignment, TaskProtocol):
             self._checkpoint(CheckpointId(self.epoch, self._barrier))
             group = []
             self._go_on(group)
-
-    def bound(self) -> int:
-        return min(super().bound(), self._orders + 1)
 
     # Writing
 
@@ -217,6 +197,14 @@ class CheckpointTask(Alignment, TaskProtocol):
         for key, durable in self._ctx.uploads.poll():
             if checkpoint := self._uploading.pop(key, None):
                 self._answer(checkpoint, durable)
+        if self._end_number and not self._finished:
+            self._finished = self._end_is_covered()
+
+    def _end_is_covered(self) -> bool:
+        newest = self._ctx.log.last(ORDERS)
+        if newest is None or newest.header.epoch != self.epoch:
+            return False
+        return newest.header.transaction >= self._end_number
 
     def finished(self) -> bool:
         return self._finished

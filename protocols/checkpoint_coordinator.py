@@ -153,7 +153,7 @@ class CheckpointCoordinator(Coordinator):
         instances = self._instances()
         standing = replace(self._standing, epoch=epoch, number=0, instances=instances, joined=instances)
         logger.info("epoch %d begins at checkpoint %s with %s", epoch, tuple(standing.checkpoint), instances)
-        return self._say(Control.EPOCH, standing, (ORDERS, *self._between))
+        return self._say(Control.EPOCH, standing, (ORDERS, *self._ctx.job.source_tags, *self._between))
 
     def _instances(self) -> dict[str, int]:
         """The instances that an epoch names: a task works in it only if it is one of them."""

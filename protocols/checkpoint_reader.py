@@ -35,14 +35,14 @@ class Alignment(Lanes):
         header = record.header
         behind = self._behind[lane.tag]
         from_source = lane.tag in self._sources
-        if header.kind is Kind.COORDINATION or not (from_source or header.epoch <= self.epoch):
+        if header.epoch > self.epoch:
             raise RolledBack(f"epoch {header.epoch} has begun")
         if header.kind in DATA:
             if header.producer in behind:
                 self._hold(lane, record)
             elif (from_source or header.epoch == self.epoch) and self._fresh(lane, header):
                 group.append(Delivery(lane.tag, record, header.time_us))
-        elif header.epoch == self.epoch:  # in source substreams the barriers of older epochs are still there
+        elif header.kind is Kind.MARKER and header.epoch == self.epoch:
             # The coordinator's barrier has its place among the entries of all sources, so it stands for each of them.
             senders = set(lane.producers) if from_source else {header.producer}
             if senders & behind:
@@ -50,6 +50,7 @@ class Alignment(Lanes):
             else:
                 self._note_barrier(header.transaction)
                 behind |= senders
+        # What is left in source substreams are the barriers and EPOCHs of the past.
 
     def _note_barrier(self, number: int) -> None:
         if self._barrier not in (0, number):

@@ -13,7 +13,7 @@ COORDINATOR = "coordinator/0"
 CONTROL = f"x/{COORDINATOR}"
 """The coordinator's log: everything that it may have to recount."""
 ORDERS = f"x/{COORDINATOR}/orders"
-"""What it tells all tasks, EPOCH and COMPLETE: few entries, so that every task can watch them."""
+"""EPOCH and COMPLETE alone, so that the newest of them is found at once: it states where the job stands."""
 EPOCH_COUNTER = "epoch"
 
 

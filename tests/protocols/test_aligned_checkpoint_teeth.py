@@ -6,7 +6,7 @@ from protocols.aligned_checkpoint import CheckpointTask
 from protocols.base import Delivery, Recovery
 from protocols.checkpoint_coordinator import CheckpointCoordinator
 from protocols.checkpoint_reader import Alignment, CheckpointObserver
-from protocols.checkpoint_records import CONTROL, ORDERS, Control, Standing, control_entry
+from protocols.checkpoint_records import CONTROL, ORDERS, Control, Standing, control_entry, control_of, standing_of
 from protocols.inbox import Lane
 from runners.simulated import load_protocol, run_seed
 from sharedlog.log import Kind, Record
@@ -49,15 +49,13 @@ def test_an_epoch_without_instances_is_found(monkeypatch: pytest.MonkeyPatch) ->
 
     def recover(self: CheckpointTask) -> Recovery | None:
         self.reset()
-        if self._orders < 0:
-            if self._ctx.log.last(ORDERS) is None:
-                self._joins.append([control_entry(self._ctx, (CONTROL,), Control.JOIN)])
-            self._orders = self._ctx.log.first() - 1
-        for record in self._ctx.log.read(ORDERS, self._orders, max_bytes=1 << 20):
-            self._obey(record)
-        if self._newest is None or self._newest[1].epoch <= self.epoch:
+        newest = self._ctx.log.last(ORDERS)
+        if newest is None and not self._joined:
+            self._joins.append([control_entry(self._ctx, (CONTROL,), Control.JOIN)])
+            self._joined = True
+        if newest is None or newest.header.epoch <= self.epoch:
             return None
-        return self._restore(self._newest[1], self._newest[0])
+        return self._restore(standing_of(control_of(newest)[1]), newest.lsn)
 
     monkeypatch.setattr(CheckpointTask, "recover", recover)
     assert first_failure("windowed")
