@@ -102,12 +102,13 @@ def read_settings(config: DictConfig, directory: Path) -> Settings:
         protocol=build_part(config, "protocol"),
         workload=workload,
         log=build_part(config, "log", path=str(directory / "log")),
+        failure=build_part(config, "failure"),
         names={name: str(choices[name]) for name in NAMES},
         **{str(name): plain[name] for name in Settings.__dataclass_fields__ if name in plain and name not in PARTS},
     )
 
 
-PARTS = ("query", "protocol", "workload", "log", "names")
+PARTS = ("query", "protocol", "workload", "log", "failure", "names")
 
 
 def build_part(config: DictConfig, name: str, **override: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 from dataflow.graph import Graph
 from nexmark.queries import build
 from runners.display import Display
+from runners.faults import FaultError
 from runners.plan import lay_out
 from runners.rundir import RunDirectory, environment
 from runners.settings import ConfigError, Settings
@@ -55,6 +56,10 @@ def prepare(settings: Settings, slots: int) -> Prepared:
             f" {settings.spare_slots} spare) and the cluster has {slots};"
             f" set cluster.slots={needed} or lower parallelism"
         )
+    try:
+        settings.failure.check(spec.roles(), settings.duration_s)
+    except FaultError as error:
+        raise ConfigError(f"failure: {error}") from error
     return Prepared(settings=settings, graph=graph, spec=spec, slots_needed=needed)
 
 
@@ -74,6 +79,7 @@ def execute(prepared: Prepared, spark: Any, directory: Path, config_yaml: str, d
             drain_timeout_s=settings.drain_timeout_s,
             heartbeat_timeout_ms=settings.heartbeat_timeout_ms,
             trim=settings.trim and not settings.keep_log,
+            failure=settings.failure,
         )
         jobs = SparkJobs(spark, spec, group=f"tidemark-{directory.name}-{time.time_ns()}")
         outcome = Supervisor(spec, jobs, log, record, display, watch).run()

@@ -7,6 +7,7 @@ from typing import Any
 from nexmark.parameters import Query
 from nexmark.workload import UNBOUNDED, Workload
 from protocols.base import Protocol
+from runners.faults import Failure
 from sharedlog.log import LogSpec
 
 
@@ -22,6 +23,7 @@ class Settings:
     protocol: Protocol
     workload: Workload
     log: LogSpec
+    failure: Failure
     names: dict[str, str]  # of the chosen config files: query, protocol, log, cluster, failure
     rate: int
     duration_s: float
@@ -66,6 +68,8 @@ class Settings:
                 f"heartbeat_timeout_ms={self.heartbeat_timeout_ms} would call healthy roles hung; use at least three"
                 f" times report_interval_ms={self.report_interval_ms}"
             )
+        if not isinstance(self.failure, Failure):
+            raise ConfigError(f"failure must be a list of faults, got {self.failure!r}")
         if not 1 <= self.total < UNBOUNDED:
             raise ConfigError(f"the input has {self.total} events; raise rate or duration_s")
 

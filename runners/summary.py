@@ -68,7 +68,7 @@ def summarise(findings: Findings) -> dict[str, Any]:
         "revisions_per_event": _revisions(outcome),
         **delays,
         "verification": _verification(checked),
-        "faults": [],
+        "faults": outcome.faults,
         "restarts": outcome.restarts,
         "recovery_ms": dict.fromkeys(("detect", "restart", "restore", "catch_up", "total")),
         "recovery": _recovery(outcome),

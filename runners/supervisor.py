@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runners.display import Display, Status
+from runners.faults import Failure, Injector
+from runners.plan import SINK
 from runners.reports import Report, Reports
 from runners.spark import SparkJobs
 from runners.worker import START_KEY, RoleResult, RunSpec, wall_us
@@ -18,7 +20,6 @@ POLL_S = 0.05
 TRIM_S = 0.5
 GRACE_S = 3.0
 START_TIMEOUT_S = 90.0
-SUCCESSORS_AT_ONCE = 1
 
 
 class RunFailed(RuntimeError):
@@ -33,6 +34,7 @@ class Watch:
     drain_timeout_s: float
     heartbeat_timeout_ms: float
     trim: bool
+    failure: Failure
 
 
 @dataclass
@@ -49,6 +51,7 @@ class Outcome:
     lag: list[tuple[float, int]] = field(default_factory=list)
     log_peak_bytes: int = 0
     instances: dict[str, int] = field(default_factory=dict)
+    faults: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Recorder:
@@ -81,6 +84,7 @@ class Supervisor:
         self._first_stage = {
             name for name, plan in spec.job.tasks.items() if set(plan.inputs) & set(spec.job.source_tags)
         }
+        self._injector = Injector(watch.failure, record)
         self._replaced: set[tuple[str, int]] = set()
         self._pids: set[int] = set()
         self._trimmed_s = self._sampled_s = 0.0
@@ -93,7 +97,8 @@ class Supervisor:
             self._await_roles()
             self._start_clock()
             self._watch_until_done()
-            outcome.complete = not outcome.reasons
+            outcome.complete = True
+            outcome.reasons += self._injector.missing()
         except KeyboardInterrupt:
             outcome.reasons.append("interrupted")
             self._record("interrupted")
@@ -132,6 +137,7 @@ class Supervisor:
             self._replace_hung()
             now = time.monotonic()
             status = self._status()
+            self._injector.step(status.elapsed_s, wall_us(), self._reports.newest)
             if now - self._sampled_s >= 1.0:
                 self._sampled_s = now
                 self.outcome.lag.append((status.elapsed_s, status.lag_rows))
@@ -171,6 +177,8 @@ class Supervisor:
         """Spark will not restart what it sees running; a silent role gets a successor in a job of its own."""
         now_us = wall_us()
         for role, report in self._reports.newest.items():
+            if role == SINK:  # the instrument: a second one could not go on where the first was
+                continue
             silent_ms = (now_us - report.time_us) / 1000
             if silent_ms < self._watch.heartbeat_timeout_ms or (role, report.instance) in self._replaced:
                 continue
@@ -197,7 +205,7 @@ class Supervisor:
             if role in self._spec.job.tasks:
                 sent += content.get("rows_out", 0)
             commits += content.get("written", {}).get("marker", [0, 0])[0] if role in self._spec.job.tasks else 0
-        sink = newest["sink"].content
+        sink = newest[SINK].content
         return Status(
             elapsed_s=elapsed_s,
             duration_s=self._watch.duration_s,
@@ -215,6 +223,7 @@ class Supervisor:
         """Everyone gone: by their own will, else by Spark's, else by ours. A second Ctrl-C does not stop this."""
         previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
+            self._injector.end(wall_us())
             if not self.outcome.complete:
                 self._log.increment("abort")
             if not self._jobs.join(GRACE_S):
@@ -236,4 +245,5 @@ class Supervisor:
             if result.status in ("done", "aborted") or result.role not in self.outcome.results:
                 self.outcome.results[result.role] = result
         self.outcome.reports = self._reports.history
+        self.outcome.faults = [strike.proof() for strike in self._injector.strikes]
         self._record("end", complete=self.outcome.complete, restarts=self.outcome.restarts)
