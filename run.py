@@ -7,6 +7,7 @@ started), 130 interrupted.
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,16 @@ def _experiment(config: DictConfig) -> str:
 def single(config: DictConfig) -> int:
     """One verified run."""
     directory = Path(HydraConfig.get().runtime.output_dir).absolute()
-    settings = read_settings(config, directory)
+    run = measure(config, directory, HydraConfig.get().runtime.choices)
+    print(report(run, directory))
+    if "interrupted" in run["invalid_reasons"]:
+        raise KeyboardInterrupt
+    return WELL if run["valid"] and run["guarantee_held"] is not False else BROKEN
+
+
+def measure(config: DictConfig, directory: Path, choices: Mapping[str, Any]) -> dict[str, Any]:
+    """Run what the configuration says and leave it in a directory; `choices` names the config file of every group."""
+    settings = read_settings(config, directory, choices)
     cluster = build_part(config, "cluster")
     endpoint = _start(cluster)
     prepared = prepare(settings, endpoint.slots)
@@ -63,14 +73,10 @@ def single(config: DictConfig) -> int:
                 f"starting Spark …")  # fmt: skip
     spark = start_spark(endpoint)
     try:
-        run = execute(prepared, spark, directory, OmegaConf.to_yaml(config, resolve=True), display)
+        return execute(prepared, spark, directory, OmegaConf.to_yaml(config, resolve=True), display)
     finally:
         if not settings.keep_log:
             shutil.rmtree(directory / "log", ignore_errors=True)
-    print(report(run, directory))
-    if "interrupted" in run["invalid_reasons"]:
-        raise KeyboardInterrupt
-    return WELL if run["valid"] and run["guarantee_held"] is not False else BROKEN
 
 
 def run_log_latency(config: DictConfig) -> int:
@@ -89,9 +95,8 @@ def run_log_latency(config: DictConfig) -> int:
 EXPERIMENTS = {"single": single, "log_latency": run_log_latency}
 
 
-def read_settings(config: DictConfig, directory: Path) -> Settings:
+def read_settings(config: DictConfig, directory: Path, choices: Mapping[str, Any]) -> Settings:
     """Build and check everything that the configuration names. Raises `ConfigError`."""
-    choices = HydraConfig.get().runtime.choices
     workload = build_part(config, "source")
     if isinstance(workload, Generator):
         workload = replace(workload, total=workload.count_before(int(float(config.duration_s) * 1e6)))
