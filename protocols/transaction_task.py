@@ -34,7 +34,7 @@ class TransactionTask(TransactionInbox, TaskProtocol):
         coordinator: str,
         commit_interval_ms: float,
         snapshot_interval_ms: float,
-        request_timeout_ms: float,
+        repeat_interval_ms: float,
         restate_interval_ms: float,
         buffer_bytes: int,
     ) -> None:
@@ -46,7 +46,7 @@ class TransactionTask(TransactionInbox, TaskProtocol):
         self._buffer_bytes = buffer_bytes
         self._task_log = f"t/{ctx.name}"
         self._changelog = f"c/{ctx.name}"
-        self._client = Client(ctx, coordinator, request_timeout_ms)
+        self._client = Client(ctx, coordinator, repeat_interval_ms)
         self._writer = Writer(ctx, conditional=False)
         self._void = False  # this instance was aborted
         self._begin()

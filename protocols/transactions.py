@@ -40,7 +40,7 @@ class Transactions(Protocol):
     commit_interval_ms: float = 100
     snapshot_interval_ms: float = 10_000
     transaction_timeout_ms: float = 10_000
-    request_timeout_ms: float = 100
+    repeat_interval_ms: float = 100
     restate_interval_ms: float = 1_000
     buffer_bytes: int = 4 * 1024 * 1024
     coordinator_count: int = 1
@@ -49,7 +49,7 @@ class Transactions(Protocol):
         who = "transactions"
         for name in (
             "commit_interval_ms",
-            "request_timeout_ms",
+            "repeat_interval_ms",
             "restate_interval_ms",
             "buffer_bytes",
             "coordinator_count",
@@ -71,7 +71,7 @@ class Transactions(Protocol):
             coordinator=coordinator_of(ctx.name, self.coordinator_count),
             commit_interval_ms=self.commit_interval_ms,
             snapshot_interval_ms=self.snapshot_interval_ms,
-            request_timeout_ms=self.request_timeout_ms,
+            repeat_interval_ms=self.repeat_interval_ms,
             restate_interval_ms=self.restate_interval_ms,
             buffer_bytes=self.buffer_bytes,
         )
