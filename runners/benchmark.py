@@ -18,7 +18,6 @@ from runners.summary import Findings, latency_frame, summarise, tasks_frame
 from runners.supervisor import Outcome, Recorder, Supervisor, Watch
 from runners.verify import Verification, verify
 from runners.worker import RunSpec
-from sharedlog.codec import encode_schema
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +72,7 @@ def execute(prepared: Prepared, spark: Any, directory: Path, config_yaml: str, d
     record = Recorder(directory / "events.jsonl")
     log = spec.log.open()
     try:
-        _publish_schemas(prepared)
+        _publish_streams(prepared)
         watch = Watch(
             duration_s=settings.duration_s,
             drain_timeout_s=settings.drain_timeout_s,
@@ -106,12 +105,11 @@ def _verify(prepared: Prepared, spark: Any, outcome: Outcome, display: Display) 
     return verify(spark, settings.query, settings.workload, prepared.graph.answer, sink.result)
 
 
-def _publish_schemas(prepared: Prepared) -> None:
-    """Streams' schemas, beside the log: entries travel without them, and a notebook will ask."""
-    snapshots = prepared.spec.log.snapshots()
-    for stream in prepared.graph.streams:
-        schema = prepared.spec.layout.schema_of(stream)
-        snapshots.put(f"schema/{stream}", [encode_schema(schema)])
+def _publish_streams(prepared: Prepared) -> None:
+    """Beside the log, what its entries do not say: schemas, writers and the protocol. A notebook will ask."""
+    from runners.datasource import publish  # imports Spark, which configuration errors must not wait for
+
+    publish(prepared.spec.layout, prepared.settings.protocol, prepared.spec.log.snapshots())
 
 
 def input_hash(settings: Settings) -> str:
