@@ -41,18 +41,20 @@ def check(path: str | Path) -> Report:
         while True:
             files = segment_files(core.segments_path)
             with core.mutex, core.index.read() as txn:
-                report = _compare(txn, core.segments_path, files)
-            # A trim meanwhile takes files away that the snapshot still names: then only a new look can tell.
-            if not report.problems or core.head().first_lsn == report.head.first_lsn:
-                return report
+                named = dict(index.segments(txn))
+                report = _compare(txn, core.segments_path, named, files)
+            # A trim meanwhile takes files away that the snapshot still names: then only a new look can tell. Rows go
+            # before files, so if all rows are still there no trim explains the problem.
+            with core.mutex, core.index.read() as txn:
+                if not report.problems or named.keys() <= dict(index.segments(txn)).keys():
+                    return report
 
 
-def _compare(txn: lmdb.Transaction, directory: Path, files: dict[int, Path]) -> Report:
+def _compare(txn: lmdb.Transaction, directory: Path, segments: dict[int, SegmentRow], files: dict[int, Path]) -> Report:
     head = index.head_of(txn)
     problems: list[str] = []
     found: dict[tuple[str, int], Location] = {}
     lsns: set[int] = set()
-    segments = dict(index.segments(txn))
     for number, row in segments.items():
         try:
             _scan(segment_path(directory, number), number, row, head, found, lsns)

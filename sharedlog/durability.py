@@ -96,7 +96,12 @@ def locked(path: Path) -> Iterator[None]:
     """An exclusive lock between processes and threads that the kernel takes from the dead."""
     with open(path, "ab") as file:
         fcntl.flock(file.fileno(), fcntl.LOCK_EX)
-        yield
+        try:
+            yield
+        finally:
+            fcntl.flock(
+                file.fileno(), fcntl.LOCK_UN
+            )  # Closing would not do: a child forked meanwhile has it open, too.
 
 
 def settle_boot(path: Path, durability: str) -> None:

@@ -49,7 +49,7 @@ def embedded(path: Path, *, durability: str = "process", max_bytes: int | None =
         durability=durability,  # type: ignore[arg-type]
         segment_bytes=64 * KIB,
         max_bytes=max_bytes,
-        map_bytes=64 * KIB * KIB,
+        map_bytes=256 * KIB * KIB,
     )
 
 

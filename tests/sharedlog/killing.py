@@ -29,16 +29,16 @@ FORKSERVER = multiprocessing.get_context("forkserver")
 FORKSERVER.set_forkserver_preload(["sharedlog.embedded", "tests.sharedlog.killing"])
 
 
-def write_until_killed(spec: EmbeddedLogSpec, writer: int, seed: int, pipe: Connection) -> None:
+def write_until_killed(spec: EmbeddedLogSpec, writer: int, seed: int, trims: bool, pipe: Connection) -> None:
     rng = random.Random(seed)
     log = spec.open()
     number = 0
     while True:
-        lsns = log.append(make_append(writer, number, rng, max_body=20_000))
+        lsns = log.append(make_append(writer, number, rng, max_body=20_000 if trims else 300))
         pipe.send_bytes(_ACKNOWLEDGED.pack(number, lsns[0], len(lsns)))
         number += 1
         chance = rng.random()
-        if chance < 0.05:
+        if chance < 0.05 and trims:
             log.trim(log.tail() - rng.randint(0, 200))
         elif chance < 0.1:
             log.increment("k")
@@ -54,11 +54,12 @@ class Writer:
     spec: EmbeddedLogSpec
     number: int
     seed: int
+    trims: bool = True
     acknowledged: dict[int, range] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.pipe, theirs = FORKSERVER.Pipe(duplex=False)
-        arguments = (self.spec, self.number, self.seed, theirs)
+        arguments = (self.spec, self.number, self.seed, self.trims, theirs)
         self.process = FORKSERVER.Process(target=write_until_killed, args=arguments, daemon=True)
         self.process.start()
         theirs.close()

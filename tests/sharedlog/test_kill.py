@@ -20,10 +20,15 @@ WRITERS = 3
 
 @pytest.mark.parametrize("durability", ["process", "group", "always"])
 @pytest.mark.parametrize(
-    ("kills", "seed"),
-    [(8, 7), pytest.param(120, 11, marks=pytest.mark.slow), pytest.param(120, 13, marks=pytest.mark.slow)],
+    ("kills", "trims", "seed"),
+    [
+        (8, True, 7),
+        pytest.param(120, True, 11, marks=pytest.mark.slow),
+        pytest.param(40, False, 13, marks=pytest.mark.slow),
+    ],
 )
-def test_killed_writers(tmp_path: Path, durability: str, kills: int, seed: int) -> None:
+def test_killed_writers(tmp_path: Path, durability: str, kills: int, trims: bool, seed: int) -> None:
+    """With trims, old acknowledged appends are gone on purpose; without, every one since the start must be there."""
     print(f"seed {seed}")
     rng = random.Random(seed)
     spec = embedded(tmp_path, durability=durability)
@@ -32,7 +37,7 @@ def test_killed_writers(tmp_path: Path, durability: str, kills: int, seed: int) 
     killed = acknowledged = 0
     while killed < kills:
         while len(alive) < WRITERS:
-            writers.append(Writer(spec, len(writers), rng.randrange(1 << 30)))
+            writers.append(Writer(spec, len(writers), rng.randrange(1 << 30), trims))
             alive.append(writers[-1])
         time.sleep(rng.random() ** 2 * 0.15)  # often while they open the log, too
         for victim in rng.sample(alive, rng.choice((1, 1, 1, WRITERS))):
