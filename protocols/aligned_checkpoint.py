@@ -215,12 +215,9 @@ class CheckpointTask(Alignment, TaskProtocol):
         if self._ended and not self._end_number:
             self._end_number = checkpoint.number
         key = snapshot_key(checkpoint, self._name)
-        parts = _pack({"lanes": self.place(), "ended": self._ended}, self._ctx.state.snapshot())
+        place = {"lanes": self.place(), "ended": self._ended}
         self._uploading[key] = checkpoint
-        self._ctx.uploads.start(key, parts)
-        count = self._ctx.written.setdefault("snapshot", [0, 0])
-        count[0] += 1
-        count[1] += sum(len(part) for part in parts)
+        self._ctx.uploads.start(key, _pack(place, self._ctx.state.snapshot()))
 
     def _flush(self, *barrier: Entry) -> None:
         entries = [*self._outbox.drain(self._now_ms, epoch=self.epoch), *barrier]
