@@ -252,7 +252,8 @@ def test_a_host_with_other_files_is_noticed(tmp_path: Path) -> None:
         replay.events(0, 1)
 
 
-def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # where the cache of the replay goes
     data = str(tmp_path / "data")
     assert main(["export", "--events", "2000", "--format", "jsonl", data]) == 0
     assert "bids.jsonl" in capsys.readouterr().out
