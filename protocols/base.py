@@ -152,6 +152,11 @@ class Admission(ABC):
     def bound(self) -> int:
         """The smallest LSN that this role, or its successor after a crash now, may still read."""
 
+    @property
+    def held_bytes(self) -> int:
+        """Bodies that are held back in memory; never more than the job's `max_held_bytes`."""
+        return 0
+
 
 class Observer(Admission):
     """The sink's reader. Its place can be saved, so that a new sink goes on where a dead one was."""

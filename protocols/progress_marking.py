@@ -91,6 +91,10 @@ class MarkedInbox(Inbox):
         first = record.lsn + first if first < 0 else first
         mark = Mark(record.lsn, record.header.instance, first, last_sequence, record.header.time_us)
         self._marks[lane.tag, record.header.producer].append(mark)
+        # The fence may be saved ahead of the position. The head at the position could not be decided with all that
+        # had been read, so whoever resumes there has read all of it again before anything in this lane is decided.
+        producer = lane.producers[record.header.producer]
+        producer.fence = max(producer.fence, record.header.instance)
 
     def decide(self, lane: Lane, head: Record) -> tuple[Verdict, int]:
         header = head.header
@@ -105,22 +109,13 @@ class MarkedInbox(Inbox):
                 verdict = Verdict.DROP
         return verdict, 0
 
-    def _pass(self, lane: Lane, name: str, before: int) -> None:
-        """Markers behind the undecided head cover nothing more; what remains of them is the fence."""
+    def _pass(self, lane: Lane, name: str, head: int) -> None:
+        """Markers behind the undecided head cover nothing more."""
         marks, producer = self._marks[lane.tag, name], lane.producers[name]
-        while marks and marks[0].lsn < before:
+        while marks and marks[0].lsn < head:
             mark = marks.popleft()
-            producer.fence = max(producer.fence, mark.instance)
             if mark.first <= mark.lsn and (producer.instance, producer.sequence) < (mark.instance, mark.last_sequence):
                 raise Broken(f"{lane.tag}: {mark} of {name} was passed, but only {producer} was delivered")
-
-    def place(self) -> dict[str, object]:
-        """The fence is that of the position, not of what was read ahead: a successor's marker may be known while an
-        entry before it, and the older marker which covers that, have still to be read again."""
-        for lane in self.lanes.values():
-            for name in lane.producers:
-                self._pass(lane, name, lane.position + 1)
-        return super().place()
 
 
 class ChangelogReader(MarkedInbox):
@@ -246,8 +241,7 @@ class ProgressMarkingTask(MarkedInbox, TaskProtocol):
         ranges = {tag: Range(first, last[tag]) for tag, first in self._first.items()}
         marker = Marker(self.place(), ranges, self._durable, self._end_published)
         header = Header(Kind.MARKER, ctx.name, ctx.instance, time_us=ctx.now_us())
-        tags = tuple(dict.fromkeys((*touched, self._task_log, self._changelog.tag)))
-        lsn = self._writer.append([*entries, Entry(tags, header, marker.encode())])[-1]
+        lsn = self._writer.append([*entries, Entry(self._tags(touched), header, marker.encode())])[-1]
         self._first = {}
         self._committed = [lane.position for lane in self.lanes.values()]
         self._end_committed = marker.ended
@@ -256,6 +250,10 @@ class ProgressMarkingTask(MarkedInbox, TaskProtocol):
         if self._named.key != named.key:
             self._delete_before(self._named)
         return lsn
+
+    def _tags(self, touched: Iterable[str]) -> tuple[str, ...]:
+        """All that a marker has to be found under: its readers' substreams, the task log and the changelog."""
+        return tuple(dict.fromkeys((*touched, self._task_log, self._changelog.tag)))
 
     # Snapshots
 

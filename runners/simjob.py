@@ -104,6 +104,8 @@ class Simulation:
             now_ms = world.now_us / 1000
             moved = role.step(now_ms)
             reporter.step(now_ms)
+            if isinstance(role, Task) and role.held_bytes > self.layout.job.max_held_bytes:
+                raise Violation(f"{process} holds {role.held_bytes} bytes back, more than it may")
             if moved:
                 world.pause(process, process.pace_us // 4)
             else:

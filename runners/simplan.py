@@ -22,7 +22,7 @@ EVENT_INTERVAL_US = 1_000
 # is of those that a role does when it starts, and so are hit at its first start or while it recovers.
 _STARTING: Mapping[str, tuple[str, ...]] = {
     "source": ("increment", "last", "append"),
-    "task": ("increment", "last", "snapshot.get", "read", "append", "send", "receive", "tail", "first"),
+    "task": ("increment", "last", "snapshot.get", "snapshot.get", "read", "append", "send", "receive", "tail", "first"),
     "coordinator": ("increment", "last", "read", "append", "send", "receive", "get", "first"),
     "sink": ("increment", "read", "append"),
     "janitor": ("first", "read", "trim"),
@@ -44,7 +44,8 @@ _RUNNING: Mapping[str, tuple[str, ...]] = {
     "sink": ("read", "append"),
     "janitor": ("first", "read", "trim"),
 }
-_WEIGHTS = {"source": 2.0, "task": 8.0, "coordinator": 4.0, "sink": 1.0, "janitor": 0.7}
+_SKIPS = {"source": 2, "task": 8, "coordinator": 8, "sink": 1, "janitor": 1}
+_WEIGHTS = {"source": 2.5, "task": 8.0, "coordinator": 4.0, "sink": 1.0, "janitor": 0.7}
 
 
 class TinyWorkload(Workload):
@@ -113,9 +114,9 @@ class Schedule:
 def plan(seed: int, roles: Mapping[str, str]) -> Schedule:
     """The schedule of a seed for a job with these roles (name → kind)."""
     draw = random.Random(f"{seed}/plan")
-    events = draw.randrange(48, 97, 8)
+    events = draw.randrange(56, 105, 8)
     duration_ms = events * EVENT_INTERVAL_US / 1000
-    first = _fault(draw, roles, 0.75 * duration_ms)
+    first = _fault(draw, roles, 0.8 * duration_ms)
     faults = [first]
     if draw.random() < 0.45:
         for _ in range(draw.choice((1, 1, 2, 3))):
@@ -130,7 +131,7 @@ def plan(seed: int, roles: Mapping[str, str]) -> Schedule:
         faults=tuple(faults),
         network=Network(lose=0.1, repeat=0.15, late=0.1) if troubled else Network(),
         flush_interval_ms=draw.choice((8, 12, 16)),
-        flush_bytes=draw.choice((500, 64 * 1024, 64 * 1024)),
+        flush_bytes=draw.choice((200, 64 * 1024, 64 * 1024)),
         max_held_bytes=draw.choice((1 << 20, 1 << 20, 2_000)),
     )
 
@@ -171,17 +172,19 @@ def _make(
     actions = [Action.CRASH_BEFORE, Action.CRASH_AFTER]
     if kind in ("source", "task", "coordinator"):
         actions += [Action.PAUSE, Action.ZOMBIE]
-    action = draw.choices(actions, [3, 3, 1, 2][: len(actions)])[0]
-    aimed = draw.random() < 0.7
+    action = draw.choices(actions, [3, 3, 1, 3][: len(actions)])[0]
+    aimed = draw.random() < 0.75
     pause_ms = draw.choice((0, 2, 10, 40, 90))
+    # A zombie does most harm when it comes back just as its successor begins.
+    head_start_ms = draw.choice((0.1, 0.3, 0.6, 1.0, 2.0, 5.0)) if draw.random() < 0.6 else draw.uniform(0, 90)
     return Fault(
         action=action,
         role=role,
         at_ms=at_ms,
         operation=draw.choice(aims[kind]) if aimed else None,
-        skip=0 if aimed else draw.randrange(12),
+        skip=0 if aimed else draw.randrange(_SKIPS[kind]),
         restarted=restarted,
         ended=ended,
         delay_ms=pause_ms if action in (Action.PAUSE, Action.ZOMBIE) else 0,
-        successor_ms=draw.uniform(0, max(pause_ms, 5)),
+        successor_ms=max(0.0, pause_ms - head_start_ms),
     )

@@ -116,7 +116,7 @@ class SimulatedUploads(Uploads):
 
         def begin() -> None:
             process.uploads[key] = True
-            world.at(world.now_us + world.random.choice((200, 3_000, 12_000, 40_000)), land)
+            world.at(world.now_us + world.random.choice((200, 2_000, 8_000, 25_000)), land)
 
         process.operate("upload.start", begin, lambda _: key)
 

@@ -29,7 +29,7 @@ CONFIGS = Path(__file__).parent.parent / "configs" / "protocol"
 CHUNK = 50
 
 # A schedule lasts a few hundred virtual milliseconds, so everything that happens by the clock has to happen sooner.
-_CLOCKS_MS = {"commit_interval_ms": 15, "checkpoint_interval_ms": 15, "snapshot_interval_ms": 25}
+_CLOCKS_MS = {"commit_interval_ms": 15, "checkpoint_interval_ms": 15, "snapshot_interval_ms": 15, "restate_interval_ms": 40, "repeat_interval_ms": 5}
 _TIMEOUT_MS = 120
 
 
@@ -66,6 +66,8 @@ class Tally:
 
     schedules: int = 0
     inexact: int = 0  # answers that were not exactly right, allowed or not
+    trimmed: int = 0  # schedules in which the log lost its beginning
+    slowest_ms: float = 0.0  # from the last fault, or the end of the input, to the end of the job
     faults: Counter[int] = field(default_factory=Counter)  # how many struck → schedules
     coverage: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     operations: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -74,6 +76,8 @@ class Tally:
     def add(self, outcome: Outcome) -> None:
         self.schedules += 1
         self.inexact += not outcome.exact
+        self.trimmed += outcome.world.log.first() > 1
+        self.slowest_ms = max(self.slowest_ms, outcome.world.lag_ms)
         self.faults[outcome.world.struck] += 1
         self.coverage += outcome.world.coverage
         self.operations += outcome.world.operations
@@ -83,6 +87,8 @@ class Tally:
     def merge(self, other: "Tally") -> None:
         self.schedules += other.schedules
         self.inexact += other.inexact
+        self.trimmed += other.trimmed
+        self.slowest_ms = max(self.slowest_ms, other.slowest_ms)
         self.faults += other.faults
         self.coverage += other.coverage
         self.operations += other.operations
@@ -131,7 +137,7 @@ def _chunk(name: str, query: str, start: int, stop: int) -> Tally:
     return run_seeds(load_protocol(name), query, range(start, stop))
 
 
-def _campaign(name: str, query: str, seeds: range, jobs: int) -> Tally:
+def campaign(name: str, query: str, seeds: range, jobs: int) -> Tally:
     """All seeds, on several processes; says how far it is when it takes longer than a few seconds."""
     total, began, told = Tally(), time.monotonic(), time.monotonic()
     starts = range(seeds.start, seeds.stop, CHUNK)
@@ -164,6 +170,7 @@ def _report(name: str, query: str, tally: Tally, seconds: float) -> None:
     )
     struck = ", ".join(f"{count} faults: {tally.faults[count]}" for count in sorted(tally.faults))
     print(f"  struck by {struck}; answers not exactly right: {tally.inexact}")
+    print(f"  log trimmed in {tally.trimmed}; done at most {tally.slowest_ms:.0f} virtual ms after the last fault")
     print("  crashes by role, operation, before/after:")
     for kind, operation in sorted(tally.operations):
         before, after = (tally.coverage[kind, operation, when] for when in ("before", "after"))
@@ -195,7 +202,7 @@ def main(arguments: list[str] | None = None) -> int:
             continue
         start, stop = map(int, options.seeds.split(":"))
         began = time.monotonic()
-        tally = _campaign(options.protocol, query, range(start, stop), options.jobs)
+        tally = campaign(options.protocol, query, range(start, stop), options.jobs)
         _report(options.protocol, query, tally, time.monotonic() - began)
         for seed, failure in tally.failures[:10]:
             print(f"  seed {seed}: {failure}")

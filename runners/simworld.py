@@ -21,7 +21,7 @@ from sharedlog.memory import MemoryLog, MemorySnapshotStore
 
 T = TypeVar("T")
 
-PATIENCE_US = 25_000  # a fault that waits for one kind of operation strikes any, when none came for so long
+PATIENCE_US = 15_000  # a fault that waits in vain strikes any operation but a read after so long, then any at all
 MAX_SWITCHES = 400_000
 RESTART_US = 2_000
 
@@ -195,6 +195,11 @@ class World:
         if self.failure is not None:
             raise self.failure
 
+    @property
+    def lag_ms(self) -> float:
+        """How long ago the last fault was over."""
+        return (self.now_us - self.last_fault_us) / 1000
+
     def _stop(self) -> None:
         self.over = True
         for processes in self.processes.values():
@@ -327,8 +332,10 @@ class World:
             pending.since_us = self.now_us
         if fault.action is Action.FAIL_UPLOAD:
             return operation == "upload.start"
-        wanted = fault.operation is None or fault.operation == operation
-        return wanted or self.now_us > pending.since_us + PATIENCE_US
+        if fault.operation is None or fault.operation == operation:
+            return True
+        waited_us = self.now_us - pending.since_us
+        return waited_us > 2 * PATIENCE_US or (waited_us > PATIENCE_US and operation != "read")
 
     def _touch(self, more_us: int) -> None:
         self.last_fault_us = max(self.last_fault_us, self.now_us + more_us)

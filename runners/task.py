@@ -143,6 +143,10 @@ class Task(Role):
     def finished(self) -> bool:
         return self._ready and self._protocol.finished()
 
+    @property
+    def held_bytes(self) -> int:
+        return self._protocol.held_bytes
+
     def report(self) -> dict[str, object]:
         return {
             "rows_in": self._edges.total_taken(),
@@ -153,6 +157,7 @@ class Task(Role):
             "state_rows": self._ctx.state.rows,
             "state_bytes": self._ctx.state.nbytes,
             "watermark": self._watermark,
+            "held_bytes": self.held_bytes,
             **self.recovery,
         }
 
