@@ -29,7 +29,13 @@ CONFIGS = Path(__file__).parent.parent / "configs" / "protocol"
 CHUNK = 50
 
 # A schedule lasts a few hundred virtual milliseconds, so everything that happens by the clock has to happen sooner.
-_CLOCKS_MS = {"commit_interval_ms": 15, "checkpoint_interval_ms": 15, "snapshot_interval_ms": 15, "restate_interval_ms": 40, "repeat_interval_ms": 5}
+_CLOCKS_MS = {
+    "commit_interval_ms": 15,
+    "checkpoint_interval_ms": 15,
+    "snapshot_interval_ms": 15,
+    "restate_interval_ms": 40,
+    "repeat_interval_ms": 5,
+}
 _TIMEOUT_MS = 120
 
 
