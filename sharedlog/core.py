@@ -201,7 +201,7 @@ class Core:
                 next_lsn = head.next_lsn + len(frames)
                 row = SegmentRow(next_lsn - 1, segment.committed_bytes + size)
                 txn.put(segment_key(segment.number), row.pack())
-                txn.put(HEAD_KEY, head._replace(next_lsn=next_lsn, used_bytes=used_bytes).pack())
+                txn.put(HEAD_KEY, Head(next_lsn, head.first_lsn, head.next_segment, used_bytes).pack())
                 committing = True
         except Exception:
             if not committing:

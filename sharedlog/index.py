@@ -120,18 +120,19 @@ class Index:
         while it wakes up has no one to pass the wake-up on. Record locks end with their process, wake their waiters
         then, and are not inherited by a forked child.
         """
-        with self.translated("writing"):
-            self._take_turn()
+        self._take_turn()
+        try:
             try:
-                try:
-                    txn = self.env.begin(write=True)
-                except lmdb.MapResizedError:
-                    self._set_map_bytes(0)
-                    txn = self.env.begin(write=True)
-                with txn:
-                    yield txn
-            finally:
-                fcntl.lockf(self._turn, fcntl.LOCK_UN)
+                txn = self.env.begin(write=True)
+            except lmdb.MapResizedError:
+                self._set_map_bytes(0)
+                txn = self.env.begin(write=True)
+            with txn:
+                yield txn
+        except lmdb.Error as error:
+            raise self._translation(error, "writing") from error
+        finally:
+            fcntl.lockf(self._turn, fcntl.LOCK_UN)
 
     def enlarge(self) -> None:
         """Room for a trim's own page copies when the map is full; other processes adopt it by themselves."""
@@ -152,22 +153,24 @@ class Index:
         """Turn LMDB's errors into the log's."""
         try:
             yield
-        except lmdb.MapFullError as error:
-            self.env.reader_check()  # A reader that died inside a snapshot keeps pages from being used again.
-            raise LogFull(f"{doing} {self._file}: the index map is full; trim the log or raise map_bytes") from error
-        except (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.PanicError) as error:
-            raise Corrupted(
-                f"{doing} {self._file}: {error}; the index is damaged, remove the log's directory"
-            ) from error
-        except lmdb.ReadersFullError as error:
-            raise LogError(f"{doing} {self._file}: more than {_MAX_READERS} readers; use fewer processes") from error
-        except lmdb.VersionMismatchError as error:
-            raise LogError(f"{doing} {self._file}: {error}; install the lmdb release that wrote it") from error
         except lmdb.Error as error:
-            # LMDB reports a short write, which is how a full disk or a file size limit first shows, as EIO.
-            if getattr(error, "code", None) in (*_NO_ROOM, errno.EIO) or "No space left" in str(error):
-                raise LogFull(f"{doing} {self._file}: {error}; trim the log or free disk space, then retry") from error
-            raise LogError(f"{doing} {self._file}: {error}") from error
+            raise self._translation(error, doing) from error
+
+    def _translation(self, error: lmdb.Error, doing: str) -> LogError:
+        what = f"{doing} {self._file}"
+        if isinstance(error, lmdb.MapFullError):
+            self.env.reader_check()  # A reader that died inside a snapshot keeps pages from being used again.
+            return LogFull(f"{what}: the index map is full; trim the log or raise map_bytes")
+        if isinstance(error, lmdb.CorruptedError | lmdb.PageNotFoundError | lmdb.InvalidError | lmdb.PanicError):
+            return Corrupted(f"{what}: {error}; the index is damaged, remove the log's directory")
+        if isinstance(error, lmdb.ReadersFullError):
+            return LogError(f"{what}: more than {_MAX_READERS} readers; use fewer processes")
+        if isinstance(error, lmdb.VersionMismatchError):
+            return LogError(f"{what}: {error}; install the lmdb release that wrote it")
+        # LMDB reports a short write, which is how a full disk or a file size limit first shows, as EIO.
+        if getattr(error, "code", None) in (*_NO_ROOM, errno.EIO) or "No space left" in str(error):
+            return LogFull(f"{what}: {error}; trim the log or free disk space, then retry")
+        return LogError(f"{what}: {error}")
 
     def _take_turn(self) -> None:
         while True:
