@@ -35,7 +35,11 @@ class Histogram:
             self.counts[edge] = self.counts.get(edge, 0) + int(count)
 
     def add_one(self, value: int) -> None:
-        self.add(np.array([value], dtype=np.int64))
+        """The same for a single value, without the detour through an array."""
+        shift = max(abs(value).bit_length() - _BITS, 0)
+        edge = (abs(value) >> shift) << shift
+        edge = -edge if value < 0 else edge
+        self.counts[edge] = self.counts.get(edge, 0) + 1
 
     def merge(self, other: "Histogram") -> None:
         for edge, count in other.counts.items():

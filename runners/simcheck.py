@@ -67,7 +67,7 @@ class PlainFold(Fold):
 
 
 class SimulatedSink(Sink):
-    """The real sink without its stop-watch. It saves its place after each step, and a new one goes on from there."""
+    """The real sink without its stop-watch. If it `save`s its place after each step, a new one goes on from there."""
 
     def __init__(
         self,
@@ -78,10 +78,12 @@ class SimulatedSink(Sink):
         start_us: int,
         base_us: int,
         last: "SimulatedSink | None",
+        save: bool,
     ) -> None:
         super().__init__(ctx, layout, protocol, start_us=start_us, base_us=base_us)
         self.plain = PlainFold(layout.graph.answer)
         self.fold = self.plain
+        self._save = save
         self.saved: tuple[bytes, int, dict[str, Any]] | None = None
         if last is not None and last.saved is not None:
             self.saved = last.saved
@@ -92,7 +94,7 @@ class SimulatedSink(Sink):
 
     def step(self, now_ms: float) -> bool:
         moved = super().step(now_ms)
-        if moved:
+        if moved and self._save:
             self.saved = (self._observer.save(), len(self.plain.parts), self._edges.dump())
         return moved
 

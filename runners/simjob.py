@@ -1,5 +1,6 @@
 """One schedule of the simulator: all roles of a job in a world of their own, and the verdict at its end."""
 
+import gc
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from runners.simworld import Process, Violation, World
 from runners.source import Share, Source
 from runners.task import Task
 
-REPORT_INTERVAL_MS = 20
+REPORT_INTERVAL_MS = 25
 PATIENCE_MS = 2_500
 
 
@@ -92,7 +93,10 @@ class Simulation:
         if process.kind == "coordinator":
             return CoordinatorRole(self.protocol.coordinator(ctx)), ctx
         if process.kind == "sink":
-            self.sink = SimulatedSink(ctx, layout, self.protocol, start_us=self.start_us, base_us=0, last=self.sink)
+            doomed = any(fault.role == SINK for fault in self.schedule.faults)
+            self.sink = SimulatedSink(
+                ctx, layout, self.protocol, start_us=self.start_us, base_us=0, last=self.sink, save=doomed
+            )
             return self.sink, ctx
         share = Share(index=job.sources.index(name), sources=len(job.sources), total=self.schedule.events, block=BLOCK)
         return Source(ctx, layout, self.workload, share, self.start_us), ctx
@@ -134,9 +138,12 @@ def simulate(protocol: Protocol, query: str, schedule: Schedule, *, trace: bool 
     """Run one schedule and judge it."""
     simulation = Simulation(protocol, QUERIES[query].graph, schedule, trace=trace)
     exact, failure = False, None
+    gc.disable()  # a world is short-lived, and looking through it again and again for garbage takes a fifth of the time
     try:
         sink = simulation.run()
         exact, failure = judge(protocol.guarantee, QUERIES[query], simulation.workload, sink)
     except Violation as violation:
         failure = str(violation)
+    finally:
+        gc.enable()
     return Outcome(schedule, failure, exact, simulation.world)

@@ -13,7 +13,7 @@ from nexmark.workload import END_OF_TIME, Int64s, Workload
 from runners.simfaults import Action, Fault
 from runners.simworld import Network
 
-BLOCK = 4
+BLOCK = 6
 SOURCES = 2
 JANITOR = "janitor"
 EVENT_INTERVAL_US = 1_000
@@ -118,7 +118,7 @@ def plan(seed: int, roles: Mapping[str, str]) -> Schedule:
     duration_ms = events * EVENT_INTERVAL_US / 1000
     first = _fault(draw, roles, 0.8 * duration_ms)
     faults = [first]
-    if draw.random() < 0.45:
+    if draw.random() < 0.55:
         for _ in range(draw.choice((1, 1, 2, 3))):
             faults.append(_further(draw, roles, duration_ms, faults))
     if draw.random() < 0.2:
