@@ -56,7 +56,8 @@ class Core:
         self._maps = SegmentMaps(self.segments_path)
         self._maps_first_lsn = 0
         self._segment: Segment | None = None
-        self._prefixes: dict[str, tuple[bytes, int]] = {}
+        self._prefixes: dict[str, tuple[bytes, int]] = {}  # of tags read, and of tags written:
+        self._encoded: dict[bytes, tuple[bytes, int]] = {}
         self._bells_path = path / "bells"
         create_bells(self._bells_path)
         self._ringer = Ringer(self._bells_path)
@@ -64,6 +65,8 @@ class Core:
 
     def append(self, entries: Sequence[Entry], expect: Mapping[str, int]) -> list[int]:
         frames = [frame.build(entry) for entry in entries]
+        for tag in {tag for one in frames for tag in one.tags} - self._encoded.keys():
+            self._encoded[tag] = (entry_prefix(tag), bell_of(tag))
         expected = {encode_counter_key(key): (key, value) for key, value in expect.items()}
         size = sum(one.padded_bytes for one in frames)
         with self.mutex:
@@ -75,7 +78,7 @@ class Core:
                     break
             else:
                 raise LogFull(f"{self.path}: trims dropped this writer's segment {_ATTEMPTS} times in a row; retry")
-            self._ringer.ring({bell_of(tag) for one in frames for tag in one.tags})
+            self._ringer.ring({self._encoded[tag][1] for one in frames for tag in one.tags})
         return list(range(start, start + len(frames)))
 
     def read(self, tag: str, after: int, max_bytes: int) -> list[Record]:
@@ -180,9 +183,10 @@ class Core:
         try:
             with self.index.write() as txn:
                 head = head_of(txn)
-                found = {name: counter_of(txn, key) for key, (name, _) in expected.items()}
-                if any(found[name] != value for name, value in expected.values()):
-                    raise Fenced(dict(expected.values()), found)
+                if expected:
+                    found = {name: counter_of(txn, key) for key, (name, _) in expected.items()}
+                    if found != (wanted := dict(expected.values())):
+                        raise Fenced(wanted, found)
                 if segment_of(txn, segment.number) is None:
                     return None
                 used_bytes = head.used_bytes + size
@@ -195,9 +199,9 @@ class Core:
                 if self._sync_each_append:
                     segment.sync()
                 for lsn, (one, location) in enumerate(zip(frames, locations, strict=True), head.next_lsn):
-                    packed = LOCATION.pack(*location)
+                    packed, packed_lsn = LOCATION.pack(*location), LSN_KEY.pack(lsn)
                     for tag in one.tags:
-                        txn.put(entry_prefix(tag) + LSN_KEY.pack(lsn), packed)
+                        txn.put(self._encoded[tag][0] + packed_lsn, packed)
                 next_lsn = head.next_lsn + len(frames)
                 row = SegmentRow(next_lsn - 1, segment.committed_bytes + size)
                 txn.put(segment_key(segment.number), row.pack())
