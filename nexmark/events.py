@@ -94,6 +94,19 @@ def count(batch: pa.RecordBatch) -> int:
     return sum(len(_items(batch, index)) for index in range(len(_KINDS)))
 
 
+def cut(batch: pa.RecordBatch, parts: int) -> list[pa.RecordBatch]:
+    """The same events in several batches of about equal size, without a copy. Any event may go to any of them."""
+    if parts == 1:
+        return [batch]
+    kinds = [persons(batch), auctions(batch), bids(batch)]
+
+    def share(rows: pa.RecordBatch, part: int) -> pa.RecordBatch:
+        start, stop = (rows.num_rows * edge // parts for edge in (part, part + 1))
+        return rows.slice(start, stop - start)
+
+    return [pack(*(share(rows, part) for rows in kinds)) for part in range(parts)]
+
+
 def pack(persons: pa.RecordBatch, auctions: pa.RecordBatch, bids: pa.RecordBatch) -> pa.RecordBatch:
     """One batch of the stream from the rows of each kind. Columns are matched by position and must fit the schemas."""
     lists = []

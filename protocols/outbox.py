@@ -5,6 +5,7 @@ nothing but the protocol.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import pyarrow as pa
 
@@ -45,6 +46,7 @@ class Outbox:
         self._end: bytes | None = None
         self._flushed_ms = self._told_ms = -1e18
         self._fullest = 0
+        self._passed = dict.fromkeys(tags, 0)  # the watermark that each substream has in the log
 
     def add(self, outputs: Mapping[str, Sequence[pa.RecordBatch]], watermark: int, end: bytes | None = None) -> None:
         for tag, batches in outputs.items():
@@ -91,14 +93,19 @@ class Outbox:
         entries = []
         for tag, batches in self._rows.items():
             if batches:
-                batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-                entries.append(self._entry(tag, encode_batch(batch), batch.num_rows, epoch, transaction))
+                *parts, last = _cut(batches, self._job.flush_bytes)
+                # Only the last part lets event time pass: rows of this drain are still to come before it.
+                for part in parts:
+                    entries.append(self._entry(tag, part, epoch, transaction, self._passed[tag]))
+                entries.append(self._entry(tag, last, epoch, transaction, self._watermark))
                 batches.clear()
                 self._bytes[tag] = 0
             elif restate and self._end is None:
-                entries.append(self._entry(tag, b"", 0, epoch, transaction))
+                entries.append(self._entry(tag, None, epoch, transaction, self._watermark))
             if self._end is not None:
-                entries.append(self._entry(tag, self._end, 0, epoch, transaction, end=True))
+                entries.append(self._entry(tag, None, epoch, transaction, self._watermark, self._end))
+            if entries and entries[-1].tags[0] == tag:
+                self._passed[tag] = self._watermark
         if restate:
             self._told, self._told_ms = self._watermark, now_ms
         self._end = None
@@ -107,9 +114,16 @@ class Outbox:
         return entries
 
     def _entry(
-        self, tag: str, body: pa.Buffer | bytes, rows: int, epoch: int, transaction: int, *, end: bool = False
+        self,
+        tag: str,
+        batch: pa.RecordBatch | None,
+        epoch: int,
+        transaction: int,
+        watermark: int,
+        end: bytes | None = None,
     ) -> Entry:
         self.sequences[tag] += 1
+        body: pa.Buffer | bytes = encode_batch(batch) if batch is not None else end or b""
         header = Header(
             kind=self._kind,
             producer=self._ctx.name,
@@ -117,9 +131,35 @@ class Outbox:
             sequence=self.sequences[tag],
             epoch=epoch,
             transaction=transaction,
-            watermark=self._watermark,
-            rows=rows,
+            watermark=watermark,
+            rows=batch.num_rows if batch is not None else 0,
             time_us=self._ctx.now_us(),
-            end=end,
+            end=end is not None,
         )
         return Entry((tag,), header, body)
+
+
+def _cut(batches: Sequence[pa.RecordBatch], limit: int) -> list[pa.RecordBatch]:
+    """The same rows in batches of about `limit` bytes: small neighbours are put together, a large one is cut."""
+    parts: list[pa.RecordBatch] = []
+    waiting: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        nbytes = batch.nbytes
+        if waiting and size + nbytes > limit:
+            parts.append(_together(waiting))
+            waiting, size = [], 0
+        pieces = min(-(-nbytes // limit), batch.num_rows)
+        if pieces > 1:
+            edges = [batch.num_rows * piece // pieces for piece in range(pieces + 1)]
+            parts += [batch.slice(start, stop - start) for start, stop in pairwise(edges)]
+        else:
+            waiting.append(batch)
+            size += nbytes
+    if waiting:
+        parts.append(_together(waiting))
+    return parts
+
+
+def _together(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

@@ -45,7 +45,7 @@ def prepare(settings: Settings, slots: int) -> Prepared:
         log=settings.log,
         workload=settings.workload,
         total=settings.total,
-        block=1024,
+        block=_block(settings),
         report_interval_ms=settings.report_interval_ms,
     )
     needed = len(spec.roles()) + settings.spare_slots
@@ -60,6 +60,11 @@ def prepare(settings: Settings, slots: int) -> Prepared:
     except FaultError as error:
         raise ConfigError(f"failure: {error}") from error
     return Prepared(settings=settings, graph=graph, spec=spec, slots_needed=needed)
+
+
+def _block(settings: Settings) -> int:
+    """Events that a source makes at once: a flush's worth, because a small call costs as much as a large one."""
+    return max(64, min(16_384, int(settings.rate * settings.flush_interval_ms / 1000)))
 
 
 def execute(prepared: Prepared, spark: Any, directory: Path, config_yaml: str, display: Display) -> dict[str, Any]:

@@ -8,10 +8,12 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import pyarrow as pa
 
+from nexmark.events import cut
 from nexmark.workload import Workload
 from protocols.base import Context
 from protocols.outbox import Outbox, Writer
@@ -23,6 +25,7 @@ from sharedlog.log import Entry, Header, Kind
 
 END_OF_TIME = 2**62
 RESTATE_MS = 1000
+MAX_BLOCKS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +35,7 @@ class Share:
     index: int
     sources: int
     total: int
-    block: int = 1024
+    block: int
 
     def first(self) -> int:
         return self.index * self.block if self.sources > 1 else 0
@@ -111,23 +114,19 @@ class Source(Role):
         return moved
 
     def _rounds(self, due: int) -> Iterator[Mapping[str, list[pa.RecordBatch]]]:
-        """Due events in rounds of at most one batch for every substream; bounded, so that a step ends."""
-        for _ in range(64):
+        """Due events, block by block, cut into entries that go round the substreams; bounded, so that a step ends."""
+        for start, stop, following in islice(self._share.ranges(self.next, due), MAX_BLOCKS):
+            block = self._workload.events(start, stop)
+            parts = cut(block, max(1, round(block.nbytes / self._ctx.job.flush_bytes)))
             rows: dict[str, list[pa.RecordBatch]] = {}
-            oldest = self.next
-            for start, stop, following in self._share.ranges(self.next, due):
-                batch = self._workload.events(start, stop)
+            for part in parts:
                 tag = self._tags[self._turn % len(self._tags)]
                 self._turn += 1
-                rows[tag] = [batch]
-                self._edges.sent(tag, *self._stream.summarise(batch))
-                self.next = following
-                if len(rows) == len(self._tags):
-                    break
-            if not rows:
-                return
+                rows.setdefault(tag, []).append(part)
+                self._edges.sent(tag, *self._stream.summarise(part))
+            self.next = following
             yield rows
-            self._note_delay(oldest)
+            self._note_delay(start)
 
     def _note_delay(self, oldest: int) -> None:
         """Append acknowledged, less the scheduled flush of the oldest event in it."""
