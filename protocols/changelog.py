@@ -13,7 +13,7 @@ class Changelog:
         self.sequence = 0
         ctx.state.capture(True)
 
-    def drain(self) -> list[Entry]:
+    def drain(self, *, transaction: int = 0) -> list[Entry]:
         """The changes since the last call: one entry, or none."""
         changes = self._ctx.state.take_changes()
         if changes is None:
@@ -24,6 +24,7 @@ class Changelog:
             producer=self._ctx.name,
             instance=self._ctx.instance,
             sequence=self.sequence,
+            transaction=transaction,
             time_us=self._ctx.now_us(),
         )
         return [Entry((self.tag,), header, changes)]

@@ -113,8 +113,10 @@ class Base(NamedTuple):
     change: tuple[int, int] = (0, 0)
 
 
-class Changelog(TransactionInbox):
-    """A task's own changelog, read back by the rule that its readers would use."""
+class ChangelogReader(TransactionInbox):
+    """A task's own changelog, read back by the rule of every other substream."""
+
+    kinds = frozenset({Kind.CHANGELOG})
 
     def __init__(self, ctx: Context, tag: str, base: Base) -> None:
         super().__init__(ctx, {tag: (ctx.name,)})
@@ -125,12 +127,6 @@ class Changelog(TransactionInbox):
         lane.position = lane.read = base.after
         lane.producers[ctx.name].instance, lane.producers[ctx.name].sequence = base.change
         self._settled[tag, ctx.name] = base.settled
-
-    def learn(self, lane: Lane, record: Record) -> None:
-        if record.header.kind is Kind.CHANGELOG:
-            self._hold(lane, record)
-        else:
-            super().learn(lane, record)
 
     def replay(self) -> Iterator[Record]:
         """All committed changes, in order. Nothing may be left undecided: recovery waits for COMPLETE first."""

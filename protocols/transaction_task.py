@@ -7,9 +7,10 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from protocols.base import Broken, Recovery, RolledBack, TaskContext, TaskProtocol
+from protocols.changelog import Changelog
 from protocols.outbox import Outbox, Writer
 from protocols.transaction_messages import Ask, Client, Message
-from protocols.transaction_reader import Base, Changelog, TransactionInbox, decode_marker
+from protocols.transaction_reader import Base, ChangelogReader, TransactionInbox, decode_marker
 from sharedlog.errors import Fenced, Trimmed
 from sharedlog.log import Entry, Header, Kind
 
@@ -45,17 +46,16 @@ class TransactionTask(TransactionInbox, TaskProtocol):
         self._restate_interval_ms = restate_interval_ms
         self._buffer_bytes = buffer_bytes
         self._task_log = f"t/{ctx.name}"
-        self._changelog = f"c/{ctx.name}"
         self._client = Client(ctx, coordinator, repeat_interval_ms)
         self._writer = Writer(ctx, conditional=False)
         self._void = False  # this instance was aborted
         self._begin()
-        ctx.state.capture(True)
 
     def _begin(self) -> None:
         """As an instance that has done nothing yet."""
         self.reset()
         self._outbox = Outbox(self._ctx, self._ctx.plan.outputs)
+        self._changelog = Changelog(self._ctx)
         self._ready = False  # the coordinator has ended what the last instance left behind
         self._number = 1
         self._registered: set[str] = set()
@@ -116,17 +116,17 @@ class TransactionTask(TransactionInbox, TaskProtocol):
         base = Base(key, after, tuple(settled), tuple(change))
         self.resume(content["place"])
         self._load(base.key)
-        changelog = Changelog(ctx, self._changelog, base)
-        applied = sum(ctx.state.apply(change.body) for change in changelog.replay())
-        if (undecided := changelog.undecided) is not None:
+        changes = ChangelogReader(ctx, self._changelog.tag, base)
+        applied = sum(ctx.state.apply(change.body) for change in changes.replay())
+        if (undecided := changes.undecided) is not None:
             self._check_current()
-            raise Broken(f"{self._changelog}: entry {undecided.lsn} is undecided, though all before us is complete")
+            raise Broken(f"{self._changelog.tag}: entry {undecided.lsn} is undecided, though all before is complete")
         self._ended = bool(content["ended"])
         transaction = record.header.instance, record.header.transaction
         self._committed = Commit(position, transaction, self._positions(), base, self._ended)
-        self._change, self._change_lsn = changelog.change, changelog.last_lsn
+        self._change, self._change_lsn = changes.change, changes.last_lsn
         self._forget_snapshots(base.key)
-        return Recovery(entries_read=2 + changelog.entries_read, changes_applied=applied, ended=self._ended)
+        return Recovery(entries_read=2 + changes.entries_read, changes_applied=applied, ended=self._ended)
 
     def _last_position(self) -> int:
         """Every decision says which position entry counts from then on; 0 before the first COMMIT."""
@@ -176,14 +176,14 @@ class TransactionTask(TransactionInbox, TaskProtocol):
         if self._committing is not None:
             self._ask_commit()
         elif self._commit_due(now_ms):
-            changelog = [self._changelog] if self._worked else []
+            changelog = [self._changelog.tag] if self._worked else []
             if self._may_write([*self._outbox.touched(now_ms), *changelog, self._task_log]):
                 self._commit(now_ms)
         elif self._outbox.due(now_ms) and self._may_write(
-            # The commit will need changelog and task log: this saves it a round trip.
-            [*self._outbox.touched(now_ms), self._changelog, self._task_log]
+            # The commit will need the task log: this saves it a round trip.
+            [*self._outbox.touched(now_ms), self._changelog.tag, self._task_log]
         ):
-            self._writer.append(self._outbox.drain(now_ms, transaction=self._number))
+            self._append(self._drain(now_ms))
 
     def _listen(self, now_ms: float) -> None:
         for answer in self._client.answers():
@@ -214,36 +214,35 @@ class TransactionTask(TransactionInbox, TaskProtocol):
         begun = bool(self._registered) or self._worked or self._positions() != self._committed.positions
         return begun and elapsed_ms >= self._commit_interval_ms
 
+    def _drain(self, now_ms: float) -> list[Entry]:
+        changes = self._changelog.drain(transaction=self._number)
+        return [*changes, *self._outbox.drain(now_ms, transaction=self._number)]
+
+    def _append(self, entries: Sequence[Entry]) -> int:
+        """Returns the last entry's LSN."""
+        lsns = self._writer.append(entries)
+        for lsn, entry in zip(lsns, entries, strict=True):
+            if entry.header.kind is Kind.CHANGELOG:
+                self._change, self._change_lsn = (self._ctx.instance, entry.header.sequence), lsn
+        return lsns[-1]
+
     def _commit(self, now_ms: float) -> None:
         """All that is left of this transaction, its position entry last; then ask."""
-        entries = self._outbox.drain(now_ms, transaction=self._number)
         base = self._base()
-        changes = self._ctx.state.take_changes()
-        if changes is not None:
-            instance, sequence = self._change
-            self._change = self._ctx.instance, sequence + 1 if instance == self._ctx.instance else 1
-            entries.append(self._entry(self._changelog, Kind.CHANGELOG, changes, self._change[1]))
         content = {"place": self.place(), "ended": self._ended, "base": base}
-        body = json.dumps(content, separators=(",", ":")).encode()
-        lsns = self._writer.append([*entries, self._entry(self._task_log, Kind.COORDINATION, body)])
-        if changes is not None:
-            self._change_lsn = lsns[-2]
-        transaction = self._ctx.instance, self._number
-        self._committing = Commit(lsns[-1], transaction, self._positions(), base, self._ended)
-        self._worked = False
-        self._commit_ms = now_ms
-        self._ask_commit()
-
-    def _entry(self, tag: str, kind: Kind, body: pa.Buffer | bytes, sequence: int = 0) -> Entry:
         header = Header(
-            kind=kind,
+            kind=Kind.COORDINATION,
             producer=self._ctx.name,
             instance=self._ctx.instance,
-            sequence=sequence,
             transaction=self._number,
             time_us=self._ctx.now_us(),
         )
-        return Entry((tag,), header, body)
+        position = Entry((self._task_log,), header, json.dumps(content, separators=(",", ":")).encode())
+        lsn = self._append([*self._drain(now_ms), position])
+        self._committing = Commit(lsn, (self._ctx.instance, self._number), self._positions(), base, self._ended)
+        self._worked = False
+        self._commit_ms = now_ms
+        self._ask_commit()
 
     def _ask_commit(self) -> None:
         assert self._committing is not None

@@ -16,7 +16,7 @@ from protocols.inbox import Lane, Verdict
 from protocols.outbox import Writer
 from protocols.transaction_coordinator import Account, Phase, Standing, TransactionCoordinator
 from protocols.transaction_messages import Ask, Message
-from protocols.transaction_reader import Changelog, Decision, TransactionInbox, decode_marker
+from protocols.transaction_reader import Decision, TransactionInbox, decode_marker
 from protocols.transaction_task import TransactionTask
 from protocols.transactions import Transactions
 from runners.simfaults import Action, Fault
@@ -223,9 +223,7 @@ class Unnumbered(Revived):
 
 def learn_unnumbered(self: TransactionInbox, lane: Lane, record: Record) -> None:
     header = record.header
-    if header.kind is Kind.CHANGELOG:
-        self._hold(lane, record)
-    elif header.kind is Kind.MARKER:
+    if header.kind is Kind.MARKER:
         committed, _ = decode_marker(record.body.to_pybytes())
         known = self._decisions.setdefault((lane.tag, header.producer), deque())
         known.append(Decision(header.instance, 0, committed, record.lsn, header.time_us))
@@ -246,7 +244,6 @@ def decide_unnumbered(self: TransactionInbox, lane: Lane, head: Record) -> tuple
 def test_commit_without_transaction_number_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TransactionInbox, "learn", learn_unnumbered)
     monkeypatch.setattr(TransactionInbox, "decide", decide_unnumbered)
-    monkeypatch.setattr(Changelog, "learn", learn_unnumbered)
     assert first_failure(with_coordinator(Unnumbered), ("windowed",), revived)
 
 
