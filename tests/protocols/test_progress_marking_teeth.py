@@ -123,7 +123,7 @@ def test_high_water_marks_not_recovered_are_found(monkeypatch: pytest.MonkeyPatc
     assert first_failure()
 
 
-def test_watermarks_not_recovered_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ends_not_recovered_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A producer that has said its last word is waited for in vain."""
     resume = ProgressMarkingTask.resume
 
@@ -134,7 +134,7 @@ def test_watermarks_not_recovered_are_found(monkeypatch: pytest.MonkeyPatch) -> 
                 producer.ended = Producer().ended
 
     monkeypatch.setattr(ProgressMarkingTask, "resume", forgetful)
-    assert first_failure()
+    assert first_failure("stateless")
 
 
 def test_an_end_seen_uncommitted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ def test_an_end_seen_uncommitted_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_trim_past_a_sources_last_entry_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Source, "bound", lambda self: self._bound + 1)
-    assert first_failure()
+    assert first_failure("stateless")
 
 
 def test_a_trim_past_the_first_change_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
