@@ -17,7 +17,6 @@ from runners.simworld import Process, Violation, World
 from runners.source import Share, Source
 from runners.task import Task
 
-REPORT_INTERVAL_MS = 25
 PATIENCE_MS = 2_500
 
 
@@ -37,7 +36,7 @@ class Simulation:
     def __init__(self, protocol: Protocol, graph: Graph, schedule: Schedule, *, trace: bool = False) -> None:
         self.protocol = protocol
         self.schedule = schedule
-        self.workload = TinyWorkload(seed=schedule.seed, total=schedule.events)
+        self.workload = TinyWorkload(seed=schedule.seed, total=schedule.events, lull_ms=schedule.lull_ms)
         self.layout: Layout = lay_out(
             graph,
             sources=schedule.sources,
@@ -80,7 +79,7 @@ class Simulation:
         role, ctx = self._build(process, parts)
         process.finished = role.finished
         role.recover()
-        self._drive(process, role, Reporter(ctx, role, process.instance, REPORT_INTERVAL_MS))
+        self._drive(process, role, Reporter(ctx, role, process.instance, self.schedule.report_interval_ms))
 
     def _build(self, process: Process, parts: dict[str, Any]) -> tuple[Role, Context]:
         job, layout, name = self.layout.job, self.layout, process.name
@@ -123,7 +122,7 @@ class Simulation:
         while True:
             reports.poll()
             reports.trim(roles)
-            self.world.pause(process, self.world.random.randrange(5_000, 30_000))
+            self.world.pause(process, self.world.random.randrange(3_000, 12_000))
 
 
 def roles_of(protocol: Protocol, layout: Layout) -> dict[str, str]:

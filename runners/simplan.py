@@ -45,13 +45,15 @@ _RUNNING: Mapping[str, tuple[str, ...]] = {
     "janitor": ("first", "read", "trim"),
 }
 _SKIPS = {"source": 2, "task": 8, "coordinator": 8, "sink": 1, "janitor": 1}
-_WEIGHTS = {"source": 2.5, "task": 8.0, "coordinator": 4.0, "sink": 1.0, "janitor": 0.7}
+_WEIGHTS = {"source": 3.0, "task": 8.0, "coordinator": 4.0, "sink": 1.0, "janitor": 0.7}
 
 
 class TinyWorkload(Workload):
-    """Integers with a little disorder; a whole stream of them is a few NumPy arrays."""
+    """Integers with a little disorder; a whole stream of them is a few NumPy arrays. Half-way nothing comes for a while:
+    everything is committed then, and whoever is idle must not be forgotten."""
 
-    def __init__(self, *, seed: int, total: int) -> None:
+    def __init__(self, *, seed: int, total: int, lull_ms: float = 0.0) -> None:
+        self._half, self._lull_us = total // 2, int(lull_ms * 1000)
         draws = np.random.default_rng(seed)
         number = np.arange(total, dtype=np.int64)
         self._rows = {
@@ -69,7 +71,7 @@ class TinyWorkload(Workload):
 
     @property
     def duration_us(self) -> int:
-        return self.total * EVENT_INTERVAL_US
+        return self.total * EVENT_INTERVAL_US + self._lull_us
 
     @property
     def base_time_us(self) -> int:
@@ -83,10 +85,11 @@ class TinyWorkload(Workload):
         return self._batch.slice(start, stop - start)
 
     def offset_us(self, positions: Int64s) -> Int64s:
-        return positions * EVENT_INTERVAL_US
+        return positions * EVENT_INTERVAL_US + np.where(positions >= self._half, self._lull_us, 0)
 
     def count_before(self, offset_us: int) -> int:
-        return max(0, min(self.total, -(-offset_us // EVENT_INTERVAL_US)))
+        before = max(0, min(self._half, -(-offset_us // EVENT_INTERVAL_US)))
+        return max(before, min(self.total, -(-(offset_us - self._lull_us) // EVENT_INTERVAL_US)))
 
     def watermark_after(self, stop: int) -> int:
         return int(self._least[stop]) if stop < self.total else END_OF_TIME
@@ -109,15 +112,18 @@ class Schedule:
     flush_bytes: int = 64 * 1024
     watermark_interval_ms: float = 25
     max_held_bytes: int = 1 << 20
+    report_interval_ms: float = 25
+    lull_ms: float = 0
 
 
 def plan(seed: int, roles: Mapping[str, str]) -> Schedule:
     """The schedule of a seed for a job with these roles (name → kind)."""
     draw = random.Random(f"{seed}/plan")
     events = draw.randrange(56, 105, 8)
-    duration_ms = events * EVENT_INTERVAL_US / 1000
-    first = _fault(draw, roles, 0.8 * duration_ms)
-    faults = [first]
+    lull_ms = draw.choice((0, 0, 60))
+    duration_ms = events * EVENT_INTERVAL_US / 1000 + lull_ms
+    late = draw.random() < 0.15
+    faults = [_after_end(draw, roles) if late else _fault(draw, roles, 0.8 * duration_ms)]
     if draw.random() < 0.55:
         for _ in range(draw.choice((1, 1, 2, 3))):
             faults.append(_further(draw, roles, duration_ms, faults))
@@ -133,6 +139,8 @@ def plan(seed: int, roles: Mapping[str, str]) -> Schedule:
         flush_interval_ms=draw.choice((8, 12, 16)),
         flush_bytes=draw.choice((200, 64 * 1024, 64 * 1024)),
         max_held_bytes=draw.choice((1 << 20, 1 << 20, 2_000)),
+        report_interval_ms=draw.choice((5, 25, 25)),
+        lull_ms=lull_ms,
     )
 
 
@@ -154,9 +162,16 @@ def _further(draw: random.Random, roles: Mapping[str, str], duration_ms: float, 
         victim = before[0].role
         return _make(draw, victim, roles.get(victim, "janitor"), _STARTING, restarted=True)
     if chance < 0.75:
-        role = draw.choice([name for name, kind in roles.items() if kind in ("task", "source", "coordinator")])
-        return _make(draw, role, roles[role], _RUNNING, ended=True)
+        return _after_end(draw, roles)
     return _fault(draw, roles, 1.2 * duration_ms)
+
+
+def _after_end(draw: random.Random, roles: Mapping[str, str]) -> Fault:
+    """On a role that has ended while others still work: a source, a coordinator, or a task of the first stages."""
+    tasks = [name for name, kind in roles.items() if kind == "task"]
+    others = [name for name, kind in roles.items() if kind in ("source", "coordinator")]
+    role = draw.choice(tasks[: max(2, len(tasks) // 2)] if draw.random() < 0.5 else others)
+    return _make(draw, role, roles[role], _RUNNING, ended=True)
 
 
 def _make(

@@ -151,7 +151,7 @@ def test_an_end_seen_uncommitted_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_trim_past_a_sources_last_entry_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Source, "bound", lambda self: self._bound + 1)
-    assert first_failure("stateless")
+    assert first_failure()
 
 
 def test_a_trim_past_the_first_change_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
