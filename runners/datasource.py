@@ -35,11 +35,17 @@ OPTIONS = ("path", "stream", "committed")
 Offset = dict[str, Any]
 """{"until": LSN, "places": {tag: what the observer saved}}: all that was committed up to that LSN was handed out."""
 
-ALWAYS = pa.schema([("lsn", pa.int64()), ("producer", pa.string()), ("instance", pa.int64())])
-UNCOMMITTED = pa.schema(
-    [("tag", pa.string())]
-    + [(name, pa.int64()) for name in ("sequence", "epoch", "transaction", "watermark", "time_us")]
-)
+
+def _ints(*names: str) -> list[pa.Field]:
+    return [pa.field(name, pa.int64(), nullable=False) for name in names]
+
+
+def _text(name: str) -> pa.Field:
+    return pa.field(name, pa.string(), nullable=False)
+
+
+ALWAYS = (*_ints("lsn"), _text("producer"), *_ints("instance"))
+UNCOMMITTED = (_text("tag"), *_ints("sequence", "epoch", "transaction", "watermark", "time_us"))
 
 
 class DataSourceError(ValueError):
