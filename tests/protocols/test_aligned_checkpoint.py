@@ -436,7 +436,7 @@ def test_held_back_entries_are_given_up_when_memory_is_short(job: Running) -> No
         job.sources[0].send("d/in/0", number)
         job.workers["a/0"].step()
     last.step()
-    assert (last.total, last.protocol.held_bytes) == (0, 0)  # type: ignore[attr-defined]
+    assert (last.total, last.protocol.held_bytes) == (0, 0)
     job.workers["a/1"].step()
     last.step()
     assert last.total == 5
