@@ -49,8 +49,10 @@ _WEIGHTS = {"source": 3.0, "task": 8.0, "coordinator": 4.0, "sink": 1.0, "janito
 
 
 class TinyWorkload(Workload):
-    """Integers with a little disorder; a whole stream of them is a few NumPy arrays. Half-way nothing comes for a while:
-    everything is committed then, and whoever is idle must not be forgotten."""
+    """Integers with a little disorder; a whole stream of them is a few NumPy arrays.
+
+    Half-way nothing comes for a while: everything is committed then, and the idle must not be forgotten.
+    """
 
     def __init__(self, *, seed: int, total: int, lull_ms: float = 0.0) -> None:
         self._half, self._lull_us = total // 2, int(lull_ms * 1000)
