@@ -26,7 +26,7 @@ $(STAMP): requirements.lock requirements-java.lock
 	@touch $@
 
 run: $(STAMP)  ## The main job: a verified run, with a table and pictures at the end.
-	@$(BIN)/python run.py experiment=log_latency
+	@$(BIN)/python run.py experiment=quickstart
 
 test: $(STAMP)  ## The tests that every change must pass.
 	@$(BIN)/python -m pytest -q -m "not slow" tests
@@ -38,7 +38,7 @@ check: $(STAMP)  ## Lint, format, types, and who may import whom.
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet . || { echo "Run 'make format'."; exit 1; }
 	@$(BIN)/mypy $(PACKAGES) run.py
-	@$(BIN)/lint-imports --no-cache | tail -4
+	@said=$$($(BIN)/lint-imports --no-cache 2>&1) || { echo "$$said"; exit 1; }
 
 format: $(STAMP)  ## Let ruff lay out the code.
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .

@@ -19,6 +19,8 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from analysis.figures import latency_over_time
+from analysis.tables import comparison
 from infra import java
 from infra.cluster import Cluster, ClusterError, Endpoint
 from nexmark.generator import Generator
@@ -79,6 +81,31 @@ def measure(config: DictConfig, directory: Path, choices: Mapping[str, Any]) -> 
             shutil.rmtree(directory / "log", ignore_errors=True)
 
 
+def quickstart(config: DictConfig) -> int:
+    """Every protocol in turn, on the same input with the same fault; a table and a figure at the end."""
+    directory = Path(HydraConfig.get().runtime.output_dir).absolute()
+    choices = dict(HydraConfig.get().runtime.choices)
+    names = sorted(path.stem for path in (ROOT / "configs" / "protocol").glob("*.yaml"))
+    runs = []
+    for name in names:
+        choices["protocol"] = name
+        config.protocol = OmegaConf.load(ROOT / "configs" / "protocol" / f"{name}.yaml")
+        runs.append(measure(config, directory / name, choices))
+        if "interrupted" in runs[-1]["invalid_reasons"]:
+            raise KeyboardInterrupt
+    figure = latency_over_time([directory / name for name in names], directory / "latency.png")
+    first = runs[0]
+    print(
+        f"\n{first['query']}, {first['events']} events at {first['rate_offered']}/s,"
+        f" {first['parallelism']} tasks per stage; SIGKILL of {config.failure.role} at {config.failure.at_s} s; n=1\n"
+    )
+    print(comparison(runs))
+    for run in runs:
+        print("\n".join(f"  {run['protocol']}: {reason}" for reason in run["invalid_reasons"]), end="")
+    print(f"\nfigure: {os.path.relpath(figure)}\nruns:   {os.path.relpath(directory)}/<protocol>/run.json")
+    return WELL if all(run["guarantee_held"] is not False for run in runs) else BROKEN
+
+
 def run_log_latency(config: DictConfig) -> int:
     """The log alone, no Spark."""
     directory = Path(HydraConfig.get().runtime.output_dir).absolute()
@@ -92,7 +119,7 @@ def run_log_latency(config: DictConfig) -> int:
     return WELL
 
 
-EXPERIMENTS = {"single": single, "log_latency": run_log_latency}
+EXPERIMENTS = {"single": single, "quickstart": quickstart, "log_latency": run_log_latency}
 
 
 def read_settings(config: DictConfig, directory: Path, choices: Mapping[str, Any]) -> Settings:
