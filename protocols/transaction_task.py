@@ -107,6 +107,9 @@ class TransactionTask(TransactionInbox, TaskProtocol):
         """The last position entry that counts, the snapshot that it names, and the changes after that."""
         ctx, position = self._ctx, self._last_position()
         if not position:
+            # Nothing counts of what was written so far, so that no successor needs it either.
+            empty = Base(after=ctx.log.tail(), settled=(ctx.instance, 0))
+            self._committed = self._committed._replace(base=empty)
             return Recovery(entries_read=1)
         record = ctx.log.read(self._task_log, position - 1, max_bytes=1)[0]
         if record.lsn != position:

@@ -522,7 +522,8 @@ def test_a_failed_upload_is_never_named() -> None:
     for number in range(10):
         world.feed(number)
         turn(world, worker, boss, ms=100)
-    assert worker.part.bound() == 1, "without a snapshot the changelog is needed from its beginning"
+    first_change = world.log.read("c/a/0", 0, max_bytes=1)[0].lsn
+    assert worker.part.bound() <= first_change, "without a snapshot the changelog is needed from its beginning"
     successor = Worker(world)
     turn(world, successor, boss)
     assert successor.total == 10
