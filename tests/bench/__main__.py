@@ -6,6 +6,7 @@ as it comes and kept in results/bench/<name>.json, next to its numbers where it 
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -15,9 +16,7 @@ from datetime import datetime
 from typing import Any
 
 from runners.rundir import ROOT, RunDirectory, environment
-from tests.bench.measuring import RESULTS
-
-INTERRUPTED = 130
+from tests.bench.measuring import INTERRUPTED, RESULTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +86,9 @@ def _run(name: str, *, quick: bool) -> int:
     command = [sys.executable, "-m", benchmark.module, *(benchmark.quick if quick else benchmark.full)]
     command += ["--json", str(path)] if benchmark.own_json else []
     started = f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S %z}"
+    environ = {**os.environ, "PYTHONUNBUFFERED": "1"}  # lines are shown as they come
     lines: list[str] = []
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         try:
             for line in child.stdout:

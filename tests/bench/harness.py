@@ -6,6 +6,7 @@ Benchmarks and integration tests share it. Everything that Hydra's command line 
 """
 
 import os
+import warnings
 from datetime import datetime
 from itertools import count
 from pathlib import Path
@@ -16,6 +17,9 @@ from omegaconf import DictConfig, open_dict
 
 import run as command_line
 from runners.rundir import ROOT
+
+# The oracle's answers come through pandas, whose newest major version PySpark warns about once per run.
+warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
 
 RUNS = ROOT / ".cache" / "runs"
 _numbers = count()

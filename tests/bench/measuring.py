@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -33,6 +33,7 @@ class Plan:
     seconds: float
     warmup_s: float
     max_runs: int
+    tolerance: float
     seed: int
     verify: bool
     start_share: float  # of a query's bar: where its search begins
@@ -40,7 +41,7 @@ class Plan:
     def run(self, name: str, query: str, protocol: str, rate: int, *overrides: str, **settings: Any) -> dict[str, Any]:
         """One run in a directory of its own, which is kept without its log."""
         common = {"parallelism": self.parallelism, "sources": self.sources, "seed": self.seed, "verify": self.verify}
-        return harness.run(
+        run = harness.run(
             *overrides,
             query=query,
             protocol=protocol,
@@ -48,6 +49,9 @@ class Plan:
             directory=self.directory / name,
             **{"duration_s": self.seconds, "warmup_s": self.warmup_s, **common, **settings},
         )
+        if "interrupted" in run["invalid_reasons"]:
+            raise KeyboardInterrupt
+        return run
 
     def search(self, name: str, query: str, protocol: str, *overrides: str) -> Found:
         """The highest sustainable rate. Probes are not verified: most of them are overloaded, and there are many."""
@@ -60,16 +64,19 @@ class Plan:
             return run
 
         start_rate = max(1000, int(BARS[query] * self.start_share))
-        return Search(start_rate=start_rate, max_runs=self.max_runs).run(measure)
+        return Search(start_rate=start_rate, max_runs=self.max_runs, tolerance=self.tolerance).run(measure)
 
 
-def add_options(parser: argparse.ArgumentParser, *, parallelism: int, queries: Sequence[str]) -> None:
+def add_options(
+    parser: argparse.ArgumentParser, *, parallelism: int, queries: Sequence[str], runs: int, tolerance: float
+) -> None:
     parser.add_argument("--quick", action="store_true", help="short runs, coarse search: does it work? not how fast")
     parser.add_argument("--queries", nargs="+", default=list(queries), choices=list(QUERIES), metavar="QUERY")
     parser.add_argument("--parallelism", type=int, default=parallelism, help="tasks per stage (default: %(default)s)")
     parser.add_argument("--sources", type=int, default=1, help="default: %(default)s")
     parser.add_argument("--seconds", type=float, help="length of every run, warm-up included (default: 10)")
-    parser.add_argument("--runs", type=int, help="at most so many runs per search (default: 8)")
+    parser.add_argument("--runs", type=int, default=runs, help="at most so many per search (default: %(default)s)")
+    parser.add_argument("--tolerance", type=float, default=tolerance, help="of a search (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=7, help="of the events and of the order (default: %(default)s)")
     parser.add_argument("--no-verify", action="store_true", help="don't compare the answers with the oracle's")
     parser.add_argument("--json", type=Path, help="where the numbers go (default: results/bench/<name>.json)")
@@ -83,7 +90,8 @@ def plan_of(options: argparse.Namespace, name: str) -> Plan:
         sources=options.sources,
         seconds=seconds,
         warmup_s=min(3.0, seconds / 4),
-        max_runs=options.runs or (2 if options.quick else 8),
+        max_runs=min(2, options.runs) if options.quick else options.runs,
+        tolerance=options.tolerance,
         seed=options.seed,
         verify=not options.no_verify,
         start_share=0.02 if options.quick else 0.5,
@@ -114,6 +122,18 @@ class Results:
     def finish(self) -> None:
         self.put("complete", True)
         say(f"numbers in {self.path}")
+
+
+INTERRUPTED = 130
+
+
+def interruptible(main: Callable[[], int]) -> int:
+    """Ctrl-C is no error: what was measured is in the results' file already."""
+    try:
+        return main()
+    except KeyboardInterrupt:
+        say("interrupted; what was measured so far is kept")
+        return INTERRUPTED
 
 
 def say(text: str) -> None:
