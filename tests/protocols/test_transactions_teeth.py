@@ -129,7 +129,7 @@ def asleep(seed: int, protocol: Protocol, query: str) -> Schedule:
 @pytest.mark.parametrize("planned", [revived, stalled, all_die, asleep])
 def test_transactions_as_they_are_hold(planned: Plan) -> None:
     """Otherwise the schedules below would prove nothing."""
-    assert first_failure(Transactions, ("windowed",), planned, range(100)) is None
+    assert first_failure(Transactions, ("windowed",), planned, range(50)) is None
 
 
 def with_task(kind: type[TransactionTask]) -> type[Transactions]:
