@@ -17,7 +17,7 @@ from runners.simworld import Process, Violation, World
 from runners.source import Share, Source
 from runners.task import Task
 
-PATIENCE_MS = 2_500
+PATIENCE_MS = 900  # less than what idle roles take to restate anything, so that no restatement hides a wait
 
 
 @dataclass(frozen=True)

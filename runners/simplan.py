@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -124,8 +124,9 @@ def plan(seed: int, roles: Mapping[str, str]) -> Schedule:
     events = draw.randrange(56, 105, 8)
     lull_ms = draw.choice((0, 0, 60))
     duration_ms = events * EVENT_INTERVAL_US / 1000 + lull_ms
-    late = draw.random() < 0.15
-    faults = [_after_end(draw, roles) if late else _fault(draw, roles, 0.8 * duration_ms)]
+    faults = [_fault(draw, roles, 0.8 * duration_ms)]
+    if draw.random() < 0.15:
+        faults.append(_after_end(draw, roles))
     if draw.random() < 0.55:
         for _ in range(draw.choice((1, 1, 2, 3))):
             faults.append(_further(draw, roles, duration_ms, faults))
@@ -144,6 +145,12 @@ def plan(seed: int, roles: Mapping[str, str]) -> Schedule:
         report_interval_ms=draw.choice((5, 25, 25)),
         lull_ms=lull_ms,
     )
+
+
+def sooner(schedule: Schedule) -> Schedule:
+    """The same, for a schedule that was over before its first fault struck: now it strikes at the first operation."""
+    first = replace(schedule.faults[0], at_ms=0.0, operation=None, skip=0, restarted=False, ended=False)
+    return replace(schedule, faults=(first, *schedule.faults[1:]))
 
 
 def _fault(draw: random.Random, roles: Mapping[str, str], until_ms: float) -> Fault:

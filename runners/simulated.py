@@ -23,7 +23,7 @@ from protocols.base import Protocol
 from runners.plan import lay_out
 from runners.simcheck import QUERIES
 from runners.simjob import Outcome, roles_of, simulate
-from runners.simplan import SOURCES, Schedule, plan
+from runners.simplan import SOURCES, Schedule, plan, sooner
 
 CONFIGS = Path(__file__).parent.parent / "configs" / "protocol"
 CHUNK = 50
@@ -63,7 +63,12 @@ def schedule_of(seed: int, protocol: Protocol, query: str) -> Schedule:
 
 
 def run_seed(protocol: Protocol, query: str, seed: int, *, trace: bool = False) -> Outcome:
-    return simulate(protocol, query, schedule_of(seed, protocol, query), trace=trace)
+    """A seed's schedule, which has at least one fault."""
+    schedule = schedule_of(seed, protocol, query)
+    outcome = simulate(protocol, query, schedule, trace=trace)
+    if outcome.world.struck == 0 and outcome.failure is None:
+        outcome = simulate(protocol, query, sooner(schedule), trace=trace)
+    return outcome
 
 
 @dataclass
@@ -215,7 +220,7 @@ def main(arguments: list[str] | None = None) -> int:
         if tally.failures:
             failed = True
             seed = tally.failures[0][0]
-            shortest = shorten(protocol, query, schedule_of(seed, protocol, query))
+            shortest = shorten(protocol, query, run_seed(protocol, query, seed).schedule)
             print(f"  seed {seed}, shortened: {shortest.failure}")
             for fault in shortest.schedule.faults:
                 print(f"    {fault}")
