@@ -98,10 +98,12 @@ class Search:
         return _rounded(math.sqrt(low * high)), ""
 
     def _below(self, failed: Probe) -> int:
-        """Nothing has worked so far: half the rate, or what was really processed if that is even less."""
-        processed = failed.summary.get("rate_sustained")
-        half = failed.rate / 2
-        return _rounded(min(half, processed) if processed and processed > 0 else half)
+        """Nothing has worked so far: half the rate, or what was really processed if that is even less.
+
+        A quarter at least: an overloaded run may process less than it could.
+        """
+        processed = failed.summary.get("rate_sustained") or 0.0
+        return _rounded(min(max(processed, failed.rate / 4), failed.rate / 2))
 
 
 def judge(rate: int, summary: Mapping[str, Any]) -> Probe:

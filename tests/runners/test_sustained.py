@@ -68,11 +68,17 @@ def test_is_deterministic() -> None:
     assert first.asked == second.asked
 
 
-def test_goes_down_by_what_was_processed_when_the_start_was_far_too_high() -> None:
-    model = Model(9000)
+def test_goes_down_by_what_was_processed_when_the_start_was_too_high() -> None:
+    model = Model(300_000)
     found = search(model, start_rate=1_000_000)
-    assert model.asked[1] == 9000
-    assert found.rate == 9000
+    assert model.asked[1] == 300_000
+    assert found.rate == 300_000
+
+
+def test_goes_down_to_a_quarter_at_most() -> None:
+    model = Model(9000)
+    search(model, start_rate=1_000_000)
+    assert model.asked[:4] == [1_000_000, 250_000, 62_500, 15_600]
 
 
 def test_a_bounded_search_says_so_and_keeps_what_it_has() -> None:
