@@ -46,6 +46,7 @@ class TransactionTask(TransactionInbox, TaskProtocol):
         self._restate_interval_ms = restate_interval_ms
         self._buffer_bytes = buffer_bytes
         self._task_log = f"t/{ctx.name}"
+        self._snapshots = f"snapshot/{ctx.name}/"
         self._client = Client(ctx, coordinator, repeat_interval_ms)
         self._writer = Writer(ctx, conditional=False)
         self._void = False  # this instance was aborted
@@ -128,7 +129,6 @@ class TransactionTask(TransactionInbox, TaskProtocol):
         transaction = record.header.instance, record.header.transaction
         self._committed = Commit(position, transaction, self._positions(), base, self._ended)
         self._change, self._change_lsn = changes.change, changes.last_lsn
-        self._forget_snapshots(base.key)
         return Recovery(entries_read=2 + changes.entries_read, changes_applied=applied, ended=self._ended)
 
     def _last_position(self) -> int:
@@ -144,15 +144,6 @@ class TransactionTask(TransactionInbox, TaskProtocol):
             self._check_current()  # a successor may have named a newer one and deleted this
             raise Broken(f"{self._ctx.name}: its position entry names snapshot {key!r}, which does not exist")
         self._ctx.state.restore(snapshot)
-
-    def _forget_snapshots(self, named: str) -> None:
-        """Those of earlier instances that no position entry names, nor ever will."""
-        for key in self._ctx.snapshots.list(self._snapshot_key()):
-            if key != named and int(key.rsplit("/", 2)[1]) < self._ctx.instance:
-                self._ctx.snapshots.delete(key)
-
-    def _snapshot_key(self, *transaction: int) -> str:
-        return "/".join(["snapshot", self._ctx.name, *map(str, transaction)]) + ("" if transaction else "/")
 
     # Work.
 
@@ -261,8 +252,8 @@ class TransactionTask(TransactionInbox, TaskProtocol):
         self._registered.clear()
         if self._durable is not None and self._durable.key == commit.base.key:
             self._durable = None
-        if old.base.key and old.base.key != commit.base.key:
-            self._ctx.snapshots.delete(old.base.key)
+        if old.base.key != commit.base.key:
+            self._forget_older(commit.base.key)
         self._maybe_snapshot(now_ms)
 
     # Snapshots: copied at commit n, named by a later transaction's position entry, which begins after COMPLETE(n).
@@ -274,7 +265,9 @@ class TransactionTask(TransactionInbox, TaskProtocol):
         if self._change_lsn <= commit.base.after:
             return  # nothing has changed since the last one
         self._snapshot_ms = now_ms
-        self._uploading = Base(self._snapshot_key(*commit.transaction), commit.lsn, commit.transaction, self._change)
+        instance, number = commit.transaction
+        key = f"{self._snapshots}{instance}/{number}"
+        self._uploading = Base(key, commit.lsn, commit.transaction, self._change)
         self._ctx.uploads.start(self._uploading.key, [self._ctx.state.snapshot()])
 
     def _poll_uploads(self) -> None:
@@ -283,6 +276,15 @@ class TransactionTask(TransactionInbox, TaskProtocol):
                 if whole:
                     self._durable = self._uploading
                 self._uploading = None
+
+    def _forget_older(self, named: str) -> None:
+        """Those that no position entry names any more, or that none ever named. A zombie finds no newer ones old."""
+        for key in self._ctx.snapshots.list(self._snapshots):
+            if self._transaction_of(key) < self._transaction_of(named):
+                self._ctx.snapshots.delete(key)
+
+    def _transaction_of(self, key: str) -> tuple[int, ...]:
+        return tuple(map(int, key.removeprefix(self._snapshots).split("/")))
 
     def _base(self) -> Base:
         """What the next position entry names. Without changes since, replay may start later: nothing is pinned."""
