@@ -11,6 +11,7 @@ from dataflow.graph import Answer
 from nexmark.fingerprint import fingerprint
 
 COMPACT_ROWS = 500_000
+HASH_ROWS = 32_768
 MAX_NUMBERS = 64_000_000
 
 
@@ -64,21 +65,39 @@ class MultisetFold(Fold):
     def __init__(self, answer: Answer) -> None:
         self._columns = list(answer.value)
         self.count = 0
-        self.hash = 0
+        self._hash = 0
+        self._waiting: list[pa.RecordBatch] = []
+        self._unhashed = 0
         self._numbers: list[npt.NDArray[np.int64]] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
-        part = fingerprint(batch, self._columns)
-        self.count += part.rows
-        self.hash = (self.hash + part.digest) % 2**64
+        self._waiting.append(batch.select(self._columns))
+        self.count += batch.num_rows
+        self._unhashed += batch.num_rows
+        if self._unhashed >= HASH_ROWS:
+            self._hash_waiting()
+
+    def _hash_waiting(self) -> None:
+        """Many small batches at once: the hash's cost is mostly per call."""
+        if not self._waiting:
+            return
+        rows = pa.concat_batches(self._waiting)
+        self._waiting, self._unhashed = [], 0
+        self._hash = (self._hash + fingerprint(rows, self._columns).digest) % 2**64
         if self.count <= MAX_NUMBERS:
-            self._numbers.append(batch.column("number").to_numpy().copy())
+            self._numbers.append(rows.column("number").to_numpy())
+
+    @property
+    def hash(self) -> int:
+        self._hash_waiting()
+        return self._hash
 
     def result(self) -> pa.Table:
         return pa.table({"count": pa.array([self.count]), "hash": pa.array([self.hash], pa.uint64())})
 
     def numbers(self) -> npt.NDArray[np.int64] | None:
         """The event numbers of all rows, repeated as they came; None if there were too many to keep."""
+        self._hash_waiting()
         if self.count > MAX_NUMBERS:
             return None
         return np.concatenate(self._numbers) if self._numbers else np.empty(0, np.int64)

@@ -9,41 +9,79 @@ Int = npt.NDArray[np.int64]
 
 # A value keeps its 11 leading bits: with 1024 steps in every power of two the error is below 0.1%.
 _BITS = 11
+_STEPS = 1 << (_BITS - 1)
+_PENDING = 1 << 16
 
 
 def bucket(values: Int) -> Int:
-    """The lower edge of each value's bucket. Negative values keep their own sign and edge."""
+    """The lower edge of each value's bucket. Negative values mirror the positive ones."""
+    return _edges(_places(values))
+
+
+def _places(values: Int) -> Int:
+    """Consecutive numbers of the buckets, so that they can be counted without sorting."""
     magnitude = np.abs(values)
     exponent = np.frexp(magnitude.astype(np.float64))[1].astype(np.int64)
     shift = np.maximum(exponent - _BITS, 0)
-    edges: Int = np.sign(values) * ((magnitude >> shift) << shift)
+    places: Int = np.where(values < 0, -1, 1) * (shift * _STEPS + (magnitude >> shift))
+    return places
+
+
+def _edges(places: Int) -> Int:
+    magnitude = np.abs(places)
+    shift = np.maximum(magnitude // _STEPS - 1, 0)
+    edges: Int = np.where(places < 0, -1, 1) * ((magnitude - shift * _STEPS) << shift)
     return edges
 
 
 class Histogram:
-    """Counts by bucket. Two histograms of any runs may be merged; percentiles are taken last."""
+    """Counts by bucket. Two histograms of any runs may be merged; percentiles are taken last.
+
+    Values are kept until there are many or somebody asks: filing them one small batch at a time took more of the
+    sink than everything else it does.
+    """
 
     def __init__(self, counts: Mapping[int, int] | None = None) -> None:
-        self.counts: dict[int, int] = dict(counts or {})
+        self._counts: dict[int, int] = dict(counts or {})
+        self._values: list[Int] = []
+        self._weights: list[Int] = []
+        self._waiting = 0
+
+    @property
+    def counts(self) -> dict[int, int]:
+        """Bucket edge → count."""
+        self._file()
+        return self._counts
 
     def add(self, values: Int, weights: Int | None = None) -> None:
-        if not len(values):
+        self._values.append(values)
+        self._weights.append(np.ones(len(values), np.int64) if weights is None else weights)
+        self._waiting += len(values)
+        if self._waiting >= _PENDING:
+            self._file()
+
+    def _file(self) -> None:
+        if not self._waiting:
             return
-        edges, inverse = np.unique(bucket(values), return_inverse=True)
-        sums = np.bincount(inverse, weights=weights, minlength=len(edges))
-        for edge, count in zip(edges.tolist(), sums.tolist(), strict=True):
-            self.counts[edge] = self.counts.get(edge, 0) + int(count)
+        places = _places(np.concatenate(self._values))
+        least = int(places.min())
+        sums = np.bincount(places - least, weights=np.concatenate(self._weights))
+        found = np.flatnonzero(sums)
+        for edge, count in zip(_edges(found + least).tolist(), sums[found].tolist(), strict=True):
+            self._counts[edge] = self._counts.get(edge, 0) + int(count)
+        self._values, self._weights, self._waiting = [], [], 0
 
     def add_one(self, value: int) -> None:
         """The same for a single value, without the detour through an array."""
         shift = max(abs(value).bit_length() - _BITS, 0)
         edge = (abs(value) >> shift) << shift
         edge = -edge if value < 0 else edge
-        self.counts[edge] = self.counts.get(edge, 0) + 1
+        self._counts[edge] = self._counts.get(edge, 0) + 1
 
     def merge(self, other: "Histogram") -> None:
+        self._file()
         for edge, count in other.counts.items():
-            self.counts[edge] = self.counts.get(edge, 0) + count
+            self._counts[edge] = self._counts.get(edge, 0) + count
 
     @property
     def count(self) -> int:
