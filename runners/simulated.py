@@ -35,6 +35,7 @@ _CLOCKS_MS = {
     "snapshot_interval_ms": 15,
     "restate_interval_ms": 40,
     "repeat_interval_ms": 5,
+    "transaction_timeout_ms": 50,  # shorter than the longest pause, so that living tasks are aborted too
 }
 _TIMEOUT_MS = 120
 
