@@ -15,12 +15,12 @@ _PENDING = 1 << 16
 
 def bucket(values: Int) -> Int:
     """The lower edge of each value's bucket. Negative values mirror the positive ones."""
-    return _edges(_places(values))
+    return _edges(_places(np.asarray(values)))
 
 
 def _places(values: Int) -> Int:
     """Consecutive numbers of the buckets, so that they can be counted without sorting."""
-    magnitude = np.abs(values)
+    magnitude: Int = np.abs(values)
     exponent = np.frexp(magnitude.astype(np.float64))[1].astype(np.int64)
     shift = np.maximum(exponent - _BITS, 0)
     places: Int = np.where(values < 0, -1, 1) * (shift * _STEPS + (magnitude >> shift))
@@ -28,7 +28,7 @@ def _places(values: Int) -> Int:
 
 
 def _edges(places: Int) -> Int:
-    magnitude = np.abs(places)
+    magnitude: Int = np.abs(places)
     shift = np.maximum(magnitude // _STEPS - 1, 0)
     edges: Int = np.where(places < 0, -1, 1) * ((magnitude - shift * _STEPS) << shift)
     return edges
