@@ -72,14 +72,18 @@ class Latency(NamedTuple):
         return Latency(np.maximum(self.oldest_us, time), np.maximum(self.newest_us, time), self.events)
 
     def fold(self, groups: Ints, count: int) -> "Latency":
-        """What each of `count` groups of rows answers together."""
+        """What each of `count` groups of rows answers together. Rows that answer no event carry zeros and add none."""
         oldest = np.full(count, 2**63 - 1)
-        newest = np.full(count, -(2**63))
+        newest = np.zeros(count, np.int64)
         events = np.zeros(count, np.int64)
+        answering = self.newest_us != 0
+        if not answering.all():
+            groups = groups[answering]
+            self = self.take(answering)
         np.minimum.at(oldest, groups, self.oldest_us)
         np.maximum.at(newest, groups, self.newest_us)
         np.add.at(events, groups, self.events)
-        return Latency(oldest, newest, events)
+        return Latency(np.where(newest == 0, 0, oldest), newest, events)
 
     def columns(self) -> dict[str, Column]:
         return {"oldest_us": self.oldest_us, "newest_us": self.newest_us, "events": self.events}

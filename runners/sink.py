@@ -76,7 +76,7 @@ class Sink(Role):
         self.events += int(events.sum())
         self._histogram(second, "visible").add(stamp_us - (oldest + self._shift_us), events)
         self._histogram(second, "emit").add(emit - (oldest + self._shift_us), events)
-        self._histogram(second, "paper").add(emit - (newest + self._shift_us), np.ones_like(events))
+        self._histogram(second, "paper").add(emit - (newest + self._shift_us), (events > 0).astype(np.int64))
 
     def _histogram(self, second: int, metric: str) -> Histogram:
         return self.latency.setdefault((second, metric), Histogram())

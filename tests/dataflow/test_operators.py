@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataflow.columns import ints, schema_of
+from dataflow.columns import Latency, ints, schema_of
 from dataflow.graph import Logic, Operator, Output
 from dataflow.operators.aggregate import StreamAggregate, TableAggregate
 from dataflow.operators.best import Best, BestAggregate
@@ -289,3 +289,12 @@ def test_a_hopping_window_with_grace_counts_what_it_drops(steps: Any) -> None:
         rows += run_step(operator, "hopping", step, watermark)
     assert {(row["window"], row["key"]): [row["total"], row["count"]] for row in rows} == expected
     assert operator.late_rows == late
+
+
+def test_rows_that_answer_no_event_leave_the_latency_of_others_alone() -> None:
+    """A final row (zeros) folded with a revision of the same key once made the revision as old as time itself."""
+    rows = Latency(np.array([0, 500, 300, 0]), np.array([0, 900, 400, 0]), np.array([0, 2, 1, 0]))
+    folded = rows.fold(np.array([0, 0, 0, 1]), 2)
+    assert folded.oldest_us.tolist() == [300, 0]
+    assert folded.newest_us.tolist() == [900, 0]
+    assert folded.events.tolist() == [3, 0]
