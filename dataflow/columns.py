@@ -73,17 +73,18 @@ class Latency(NamedTuple):
 
     def fold(self, groups: Ints, count: int) -> "Latency":
         """What each of `count` groups of rows answers together. Rows that answer no event carry zeros and add none."""
-        oldest = np.full(count, 2**63 - 1)
-        newest = np.zeros(count, np.int64)
-        events = np.zeros(count, np.int64)
-        answering = self.newest_us != 0
+        answering = (self.events != 0) | (self.newest_us != 0)
         if not answering.all():
-            groups = groups[answering]
-            self = self.take(answering)
+            kept = self.take(answering).fold(groups[answering], count)
+            idle = np.bincount(groups[answering], minlength=count) == 0
+            return Latency(*(np.where(idle, 0, column) for column in kept))
+        oldest = np.full(count, 2**63 - 1)
+        newest = np.full(count, -(2**63))
+        events = np.zeros(count, np.int64)
         np.minimum.at(oldest, groups, self.oldest_us)
         np.maximum.at(newest, groups, self.newest_us)
         np.add.at(events, groups, self.events)
-        return Latency(np.where(newest == 0, 0, oldest), newest, events)
+        return Latency(oldest, newest, events)
 
     def columns(self) -> dict[str, Column]:
         return {"oldest_us": self.oldest_us, "newest_us": self.newest_us, "events": self.events}

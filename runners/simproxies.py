@@ -83,7 +83,10 @@ class SimulatedSnapshots(SnapshotStore):
         return self._process.operate("snapshot.put", lambda: self._store.put(key, parts), lambda _: key)
 
     def get(self, key: str) -> pa.Buffer | None:
-        return self._process.operate("snapshot.get", lambda: self._store.get(key), lambda found: f"{key}: {found!r}")
+        def shown(found: pa.Buffer | None) -> str:
+            return f"{key}: {'absent' if found is None else f'{found.size} bytes'}"
+
+        return self._process.operate("snapshot.get", lambda: self._store.get(key), shown)
 
     def delete(self, key: str) -> None:
         return self._process.operate("snapshot.delete", lambda: self._store.delete(key), lambda _: key)
