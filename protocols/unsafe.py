@@ -14,6 +14,7 @@ import pyarrow as pa
 from protocols.base import Context, Guarantee, Observer, Protocol, Recovery, TaskContext, TaskProtocol
 from protocols.inbox import OpenInbox
 from protocols.outbox import Outbox, Writer
+from sharedlog.errors import Trimmed
 
 
 class LossyInbox(OpenInbox):
@@ -26,8 +27,15 @@ class LossyInbox(OpenInbox):
         tail = self._log.tail()
         entries_read = 0
         for lane in self.lanes.values():
-            after = self._log.first() - 1
-            while records := self._log.read(lane.tag, after, max_bytes=1 << 24):
+            after = 0
+            while True:
+                try:
+                    records = self._log.read(lane.tag, after, max_bytes=1 << 24)
+                except Trimmed as trimmed:
+                    after = trimmed.first - 1
+                    continue
+                if not records:
+                    break
                 for record in records:
                     producer = lane.producers[record.header.producer]
                     producer.ended = producer.ended or (record.header.end and record.lsn <= tail)

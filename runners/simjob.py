@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dataflow.graph import Graph
-from protocols.base import Context, Protocol, TaskContext
+from protocols.base import Context, Guarantee, Protocol, TaskContext
 from runners.coordination import CoordinatorRole
 from runners.plan import SINK, Layout, lay_out
 from runners.reports import Reporter, Reports
@@ -16,6 +16,7 @@ from runners.simproxies import SimulatedChannel, SimulatedLog, SimulatedSnapshot
 from runners.simworld import Process, Violation, World
 from runners.source import Share, Source
 from runners.task import Task
+from sharedlog.errors import Trimmed
 
 PATIENCE_MS = 900  # less than what idle roles take to restate anything, so that no restatement hides a wait
 
@@ -78,8 +79,13 @@ class Simulation:
         }
         role, ctx = self._build(process, parts)
         process.finished = role.finished
-        role.recover()
-        self._drive(process, role, Reporter(ctx, role, process.instance, self.schedule.report_interval_ms))
+        try:
+            role.recover()
+            self._drive(process, role, Reporter(ctx, role, process.instance, self.schedule.report_interval_ms))
+        except Trimmed:
+            # Bounds follow what is committed. Who commits nothing may find that its zombie had the log trimmed.
+            if self.protocol.guarantee is not Guarantee.NONE:
+                raise
 
     def _build(self, process: Process, parts: dict[str, Any]) -> tuple[Role, Context]:
         job, layout, name = self.layout.job, self.layout, process.name

@@ -23,8 +23,11 @@ SEEDS = range(300)
 MANY_SEEDS = range(10_000)
 JOBS = os.cpu_count() or 1
 
-# Seeds that once failed, with what they showed: (protocol, query, seed).
-REGRESSIONS: list[tuple[str, str, int]] = []
+# Seeds that once failed: (protocol, query, seed).
+REGRESSIONS = [
+    ("unsafe", "stateless", 76),  # the log was trimmed while a new task looked for the ENDs behind its tail
+    ("unsafe", "windowed", 108),  # a zombie's reports had the log trimmed under its successor, which commits nothing
+]
 
 
 def check(name: str, query: str, tally: Tally) -> None:
