@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protocols.base import Context
+from protocols.outbox import Writer
 from runners.plan import REPORTS
 from runners.role import Role
 from sharedlog.log import Entry, Header, Kind, SharedLog
@@ -24,6 +25,7 @@ class Reporter:
         self._pid = pid
         self._interval_ms = interval_ms
         self._sent_ms = -1e18
+        self._writer = Writer(ctx, conditional=False)
 
     def step(self, now_ms: float, *, cpu_s: float = 0.0) -> None:
         if now_ms - self._sent_ms < self._interval_ms:
@@ -38,7 +40,8 @@ class Reporter:
             **self._role.report(),
         }
         header = Header(Kind.REPORT, self._ctx.name, self._ctx.instance, time_us=self._ctx.now_us())
-        self._ctx.log.append([Entry((REPORTS,), header, json.dumps(content, separators=(",", ":")).encode())])
+        body = json.dumps(content, separators=(",", ":")).encode()
+        self._writer.append([Entry((REPORTS,), header, body)])
 
 
 @dataclass(frozen=True, kw_only=True)
