@@ -37,6 +37,7 @@ class Reporter:
             "finished": self._role.finished(),
             "cpu_s": cpu_s,
             "written": self._ctx.written,
+            "measured": self._ctx.measured,
             **self._role.report(),
         }
         header = Header(Kind.REPORT, self._ctx.name, self._ctx.instance, time_us=self._ctx.now_us())

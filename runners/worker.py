@@ -72,7 +72,7 @@ def run_role(spec: RunSpec, name: str) -> RoleResult:
         ctx_for = _contexts(spec, log, name, instance)
         role, ctx = _build(spec, name, ctx_for)
         status = _drive(spec, log, role, ctx)
-        return RoleResult(role=name, instance=instance, status=status, report=_final(role, ctx), result=role.result())
+        return RoleResult(role=name, instance=ctx.instance, status=status, report=_final(role, ctx), result=role.result())
     except Fenced as fenced:
         return RoleResult(role=name, instance=instance, status="fenced", error=str(fenced))
     except LogFull:
@@ -193,4 +193,4 @@ def _sleep(log: SharedLog, role: Role, due_ms: float, channel: Channel) -> None:
 
 
 def _final(role: Role, ctx: Context) -> dict[str, Any]:
-    return {"written": ctx.written, "cpu_s": time.process_time(), **role.report()}
+    return {"written": ctx.written, "measured": ctx.measured, "cpu_s": time.process_time(), **role.report()}
