@@ -65,14 +65,12 @@ class RoleResult:
 def run_role(spec: RunSpec, name: str) -> RoleResult:
     """Run one role from recovery to the end of the job."""
     log = spec.log.open()
-    instance = 0
-    role: Role | None = None
+    instance = log.increment(f"instance/{name}")
     try:
-        instance = log.increment(f"instance/{name}")
-        ctx_for = _contexts(spec, log, name, instance)
-        role, ctx = _build(spec, name, ctx_for)
+        role, ctx = _build(spec, name, _contexts(spec, log, name, instance))
         status = _drive(spec, log, role, ctx)
-        return RoleResult(role=name, instance=ctx.instance, status=status, report=_final(role, ctx), result=role.result())
+        report, result = _final(role, ctx), role.result()
+        return RoleResult(role=name, instance=ctx.instance, status=status, report=report, result=result)
     except Fenced as fenced:
         return RoleResult(role=name, instance=instance, status="fenced", error=str(fenced))
     except LogFull:
@@ -81,6 +79,9 @@ def run_role(spec: RunSpec, name: str) -> RoleResult:
         os._exit(3)
     except Exception:
         error = traceback.format_exc()
+        if log.get(f"instance/{name}") > instance:
+            # A successor is at work, and the log may have been trimmed under this one: nobody needs it any more.
+            return RoleResult(role=name, instance=instance, status="fenced", error=error)
         # The job's result comes when all roles have ended; the supervisor must know at once.
         header = Header(Kind.REPORT, name, instance, time_us=wall_us())
         body = json.dumps({"pid": os.getpid(), "bound": 0, "failed": error}).encode()
