@@ -41,7 +41,7 @@ def session(
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.python.daemon.module": "runners.daemon",
-        "spark.python.worker.reuse": "true",
+        "spark.python.worker.reuse": "false",  # a worker cannot take its niceness back
         "spark.driver.memory": "2g",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.extraJavaOptions": "-XX:+UseSerialGC",
