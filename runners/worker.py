@@ -27,8 +27,8 @@ from sharedlog.log import Entry, Header, Kind, LogSpec, SharedLog
 
 START_KEY = "job/start"
 START_TIMEOUT_S = 120
-# Sources and sink are instruments; on a cluster they would have hosts of their own. Where they share cores with what they
-# measure, they go first, so that a shortage shows as lag and latency and not as a source that is late.
+# Sources and sink are instruments; on a cluster they would have hosts of their own. Where they share cores with what
+# they measure, they go first, so that a shortage shows as lag and latency and not as a source that is late.
 SUBJECT_NICENESS = 5
 
 
