@@ -43,6 +43,7 @@ class Table(Store):
         )
         self._dirty: list[Ints] | None = None
         self._earliest: int = NEVER
+        self._lowered = False  # whether a row's expiry has become smaller since changes were last taken
         self._reset(_SMALLEST)
 
     def find(self, keys: Sequence[Ints]) -> Ints:
@@ -54,6 +55,9 @@ class Table(Store):
     def put(self, keys: Sequence[Ints], values: Mapping[str, Column]) -> Ints:
         """Insert or overwrite; of equal keys the last one stays. Values not given keep what they were, first 0."""
         rows = self._rows_for(keys)
+        if self._dirty is not None and self._expiry is not None and self._expiry in values:
+            lower = self._columns[self._expiry][rows] > values[self._expiry]
+            self._lowered = self._lowered or bool(lower.any())
         for name, value in values.items():
             self._columns[name][rows] = value
         self._note(rows)
@@ -115,9 +119,11 @@ class Table(Store):
         self._dirty = []
         horizon = self._horizon_changed
         self._horizon_changed = False
-        if horizon and rows.size:
-            # The horizon takes these away in the replay too: rows that came and expired since are never written.
+        if horizon and rows.size and not self._lowered:
+            # The horizon takes these away in the replay too: rows that came and expired since are never written. But a
+            # row whose expiry was lowered is still there with the higher one, and needs its delete.
             rows = rows[self._live[rows] | (self._expiry_column()[rows] >= self.horizon)]
+        self._lowered = False
         return self._batch(rows, horizon)
 
     def apply(self, changes: pa.RecordBatch) -> None:
@@ -147,10 +153,12 @@ class Table(Store):
     def clear(self) -> None:
         self.horizon = -NEVER
         self._dirty = None if self._dirty is None else []
+        self._lowered = False
         self._reset(_SMALLEST)
 
     def capture(self, on: bool) -> None:
         self._dirty = [] if on else None
+        self._lowered = False
         self._horizon_changed = False
 
     @property

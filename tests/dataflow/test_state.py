@@ -203,3 +203,15 @@ def test_grouping_and_index_agree_with_python(pairs: list[tuple[int, int]]) -> N
     assert [groups[row] for row in last] == list(range(last.size))
     counted = ordinals(groups).tolist()
     assert counted == [pairs[:at].count(pair) for at, pair in enumerate(pairs)]
+
+
+def test_a_row_whose_expiry_was_lowered_before_it_expired_leaves_the_replay_too() -> None:
+    """Found by hypothesis: the replayed row still had the higher expiry, and outlived the horizon."""
+    table, replayed = (Table(keys=["key"], ints=["until"], expiry="until") for _ in range(2))
+    table.capture(True)
+    for until, horizon in ((10, 0), (3, 5)):
+        table.put([np.array([1])], {"until": np.array([until])})
+        table.expire(horizon)
+        replayed.apply(table.take_changes())
+    assert table.rows == 0
+    assert replayed.rows == 0
