@@ -101,7 +101,8 @@ def quickstart(config: DictConfig) -> int:
     )
     print(comparison(runs))
     for run in runs:
-        print("\n".join(f"  {run['protocol']}: {reason}" for reason in run["invalid_reasons"]), end="")
+        for reason in run["invalid_reasons"]:
+            print(f"  invalid, {run['protocol']}: {reason}")
     print(f"\nfigure: {os.path.relpath(figure)}\nruns:   {os.path.relpath(directory)}/<protocol>/run.json")
     return WELL if all(run["guarantee_held"] is not False for run in runs) else BROKEN
 
