@@ -49,7 +49,10 @@ class Syncer:
             with self.exclusive():
                 temporary = core.path / f"{_CHECKPOINT}.new"
                 with open(temporary, "wb") as file:
-                    core.index.copy(file.fileno())
+                    # The copy reads beside this process's own reader and so needs a second slot, for which LMDB takes
+                    # its readers' mutex: in turn, like everything that waits for a mutex of LMDB.
+                    with core.mutex, core.index.turn():
+                        core.index.copy(file.fileno())
                     os.fsync(file.fileno())
                 # Segments' rows go under this lock only, so these are all the segments that the copy names.
                 with core.mutex, core.index.read() as txn:

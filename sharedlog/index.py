@@ -120,8 +120,7 @@ class Index:
         while it wakes up has no one to pass the wake-up on. Record locks end with their process, wake their waiters
         then, and are not inherited by a forked child.
         """
-        self._take_turn()
-        try:
+        with self.turn(), self.translated("writing"):
             try:
                 txn = self.env.begin(write=True)
             except lmdb.MapResizedError:
@@ -129,8 +128,13 @@ class Index:
                 txn = self.env.begin(write=True)
             with txn:
                 yield txn
-        except lmdb.Error as error:
-            raise self._translation(error, "writing") from error
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """While no other process is at one of LMDB's mutexes. Threads of this process are kept apart by the caller."""
+        self._take_turn()
+        try:
+            yield
         finally:
             fcntl.lockf(self._turn, fcntl.LOCK_UN)
 
@@ -140,7 +144,7 @@ class Index:
         self._set_map_bytes(map_bytes + max(map_bytes // 8, 1 << 20))
 
     def copy(self, descriptor: int) -> None:
-        """Write a compact copy of a snapshot; other threads may go on with transactions."""
+        """Write a compact copy of a snapshot. To be called in `turn`."""
         with self._resize, self.translated("copying"):
             self.env.copyfd(descriptor, compact=True)
 
