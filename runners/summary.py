@@ -45,7 +45,7 @@ def summarise(findings: Findings) -> dict[str, Any]:
         "valid": not reasons,
         "invalid_reasons": reasons,
         "guarantee": settings.protocol.guarantee.value,
-        "guarantee_held": checked.holds(settings.protocol.guarantee) if checked else None,
+        "guarantee_held": _held(findings),
         "complete": outcome.complete,
         "verified": checked is not None,
         **settings.names,
@@ -80,6 +80,15 @@ def summarise(findings: Findings) -> dict[str, Any]:
         "state_rows": _sum(outcome, "state_rows"),
         "state_bytes": _sum(outcome, "state_bytes"),
     }
+
+
+def _held(findings: Findings) -> bool | None:
+    """None also where it cannot be told: keys are missing, and edges count rows before an operator drops late ones."""
+    checked = findings.verification
+    if checked is None:
+        return None
+    held = checked.holds(findings.settings.protocol.guarantee)
+    return None if held and checked.lost and _sum(findings.outcome, "late_rows") else held
 
 
 def latency_frame(outcome: Outcome) -> pd.DataFrame:
