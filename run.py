@@ -68,7 +68,7 @@ def measure(config: DictConfig, directory: Path, choices: Mapping[str, Any]) -> 
     settings = read_settings(config, directory, choices)
     cluster = build_part(config, "cluster")
     endpoint = _start(cluster)
-    prepared = prepare(settings, endpoint.slots)
+    prepared = prepare(settings, endpoint.slots, vitals=directory / "vitals", executors=endpoint.executors)
     label = f"{settings.names['query']} {settings.names['protocol']}"
     display = Display(label, quiet=bool(config.quiet))
     display.say(f"{label}: {settings.total} events at {settings.rate}/s, {len(prepared.spec.roles())} roles; "
@@ -79,6 +79,7 @@ def measure(config: DictConfig, directory: Path, choices: Mapping[str, Any]) -> 
     finally:
         if not settings.keep_log:
             shutil.rmtree(directory / "log", ignore_errors=True)
+        shutil.rmtree(directory / "vitals", ignore_errors=True)
 
 
 def quickstart(config: DictConfig) -> int:

@@ -8,7 +8,7 @@ Run = Mapping[str, Any]
 
 def comparison(runs: Sequence[Run]) -> str:
     """One line for each run: latency, restart, what was written, and whether the answer was right."""
-    header = ("protocol", "emit p50/p99 ms", "visible p50/p99 ms", "restart ms", "written/input", "verified")
+    header = ("protocol", "emit p50/p99 ms", "visible p50/p99 ms", "recovery ms", "written/input", "verified")
     rows = [
         (
             str(run["protocol"]),
@@ -49,8 +49,8 @@ def _pair(run: Run, metric: str) -> str:
 
 
 def _restart(run: Run) -> str:
-    times = [fault["restart_ms"] for fault in run["faults"] if fault["restart_ms"] is not None]
-    return f"{max(times):.0f}" if times else "–"
+    total = run["recovery_ms"]["total"]
+    return f"{total:.0f}" if total is not None else "–"
 
 
 def _amplification(run: Run) -> str:

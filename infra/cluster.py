@@ -25,6 +25,7 @@ class Endpoint:
     master: str
     hosts: tuple[str, ...]
     slots: int
+    executors: int = 0  # processes of their own that can be killed; 0 when the driver is the executor
     conf: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -104,6 +105,7 @@ class LocalCluster(ThisHost):
             master=f"local-cluster[{self.executors},{self.slots_per_executor},{self.executor_memory_mb}]",
             hosts=("127.0.0.1",) * self.executors,
             slots=self.executors * self.slots_per_executor,
+            executors=self.executors,
             conf={
                 "spark.task.maxFailures": str(MANY_FAILURES),
                 "spark.executor.memory": f"{self.executor_memory_mb}m",

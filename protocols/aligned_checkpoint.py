@@ -25,6 +25,7 @@ from protocols.base import (
     Guarantee,
     Job,
     Observer,
+    Phase,
     Protocol,
     Recovery,
     RolledBack,
@@ -211,12 +212,14 @@ class CheckpointTask(Alignment, TaskProtocol):
 
     def _checkpoint(self, checkpoint: CheckpointId) -> None:
         """All before the barrier is published: flush it with the barrier behind it, copy the state, store the copy."""
+        self._ctx.vitals.enter(Phase.COMMIT)
         self._flush(barrier_entry(self._ctx, self._ctx.plan.outputs, checkpoint))
         if self._ended and not self._end_number:
             self._end_number = checkpoint.number
         key = snapshot_key(checkpoint, self._name)
         place = {"lanes": self.place(), "ended": self._ended}
         self._uploading[key] = checkpoint
+        self._ctx.vitals.committed()
         self._ctx.uploads.start(key, _pack(place, self._ctx.state.snapshot()))
 
     def _flush(self, *barrier: Entry) -> None:

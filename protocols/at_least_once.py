@@ -15,7 +15,17 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from protocols.base import Context, Guarantee, Observer, Protocol, Recovery, TaskContext, TaskProtocol, require
+from protocols.base import (
+    Context,
+    Guarantee,
+    Observer,
+    Phase,
+    Protocol,
+    Recovery,
+    TaskContext,
+    TaskProtocol,
+    require,
+)
 from protocols.changelog import Changelog
 from protocols.inbox import OpenInbox
 from protocols.outbox import Outbox, Writer
@@ -77,7 +87,9 @@ class AtLeastOnceTask(OpenInbox, TaskProtocol):
             self._commit_due_ms = now_ms + self._commit_interval_ms
             moved = self._dirty or not self._outbox.empty or self._committed != self._positions()
             if moved or now_ms - self._stated_ms >= RESTATE_MS:
+                self._ctx.vitals.enter(Phase.COMMIT)
                 self._commit(now_ms)
+                self._ctx.vitals.committed()
         elif self._outbox.due(now_ms):
             self._writer.append(self._drain(now_ms))
             self._dirty = True

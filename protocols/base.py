@@ -92,6 +92,31 @@ class Channel(ABC):
         """(sender, message) pairs that arrived since the last call."""
 
 
+class Phase(enum.IntEnum):
+    """What a role is about to do. A fault can wait for it."""
+
+    WORK = 0
+    RECOVERY = 1
+    COMMIT = 2
+    SNAPSHOT = 3
+
+
+class Vitals:
+    """What can be seen of a role from outside while it lives, and what is left to see when it has died.
+
+    Protocols say here when they commit. Nobody looks unless the runner puts something better in its place.
+    """
+
+    def enter(self, phase: Phase) -> None:
+        """Called before what the phase is named after; a fault that waits for it strikes now."""
+
+    def took(self, entries: int, size: int) -> None:
+        """Input was processed: from now on it would have to be processed again."""
+
+    def committed(self) -> None:
+        """A successor would not process again what was taken so far (once the commit's own coordinator agrees)."""
+
+
 class Uploads(ABC):
     """Snapshots in the background: started, then polled."""
 
@@ -117,6 +142,7 @@ class Context:
     now_us: Callable[[], int]
     written: dict[str, list[int]] = field(default_factory=dict)  # kind → [entries, bytes], filled by Writer
     measured: dict[str, float] = field(default_factory=dict)  # what else a protocol counts, by name
+    vitals: Vitals = field(default_factory=Vitals)
 
 
 @dataclass(kw_only=True)

@@ -19,7 +19,18 @@ from typing import Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 
-from protocols.base import Broken, Context, Guarantee, Observer, Protocol, Recovery, TaskContext, TaskProtocol, require
+from protocols.base import (
+    Broken,
+    Context,
+    Guarantee,
+    Observer,
+    Phase,
+    Protocol,
+    Recovery,
+    TaskContext,
+    TaskProtocol,
+    require,
+)
 from protocols.changelog import Changelog
 from protocols.inbox import NO_WATERMARK, Inbox, Lane, Verdict
 from protocols.outbox import Outbox, Writer
@@ -228,7 +239,9 @@ class ProgressMarkingTask(MarkedInbox, TaskProtocol):
         entries = [*self._changelog.drain(), *self._outbox.drain(now_ms)]
         for index, entry in enumerate(entries):
             self._first.setdefault(entry.tags[0], index - len(entries))
+        self._ctx.vitals.enter(Phase.COMMIT)
         lsn = self._mark(entries, self._first)
+        self._ctx.vitals.committed()
         self._stated_ms = now_ms
         interval_ms = self._config.snapshot_interval_ms
         if interval_ms and self._uploading is None and now_ms - self._snapshot_ms >= interval_ms:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from protocols.base import Broken, Recovery, RolledBack, TaskContext, TaskProtocol
+from protocols.base import Broken, Phase, Recovery, RolledBack, TaskContext, TaskProtocol
 from protocols.changelog import Changelog
 from protocols.outbox import Outbox, Writer
 from protocols.transaction_messages import Ask, Client, Message
@@ -222,6 +222,7 @@ class TransactionTask(TransactionInbox, TaskProtocol):
 
     def _commit(self, now_ms: float) -> None:
         """All that is left of this transaction, its position entry last; then ask."""
+        self._ctx.vitals.enter(Phase.COMMIT)
         base = self._base()
         content = {"place": self.place(), "ended": self._ended, "base": base}
         header = Header(
@@ -247,6 +248,7 @@ class TransactionTask(TransactionInbox, TaskProtocol):
     def _prepared(self, commit: Commit, now_ms: float) -> None:
         """Nothing can abort it any more. The state is still that of the position entry, so now it can be copied."""
         old, self._committed, self._committing = self._committed, commit, None
+        self._ctx.vitals.committed()
         self._client.answered()
         self._number += 1
         self._registered.clear()

@@ -14,7 +14,7 @@ from runners.plan import lay_out
 from runners.rundir import RunDirectory, environment
 from runners.settings import ConfigError, Settings
 from runners.spark import SparkJobs
-from runners.summary import Findings, latency_frame, summarise, tasks_frame
+from runners.summary import Findings, lag_frame, latency_frame, resources_frame, summarise, tasks_frame
 from runners.supervisor import Outcome, Recorder, Supervisor, Watch
 from runners.verify import Verification, verify
 from runners.worker import RunSpec
@@ -30,7 +30,7 @@ class Prepared:
     slots_needed: int
 
 
-def prepare(settings: Settings, slots: int) -> Prepared:
+def prepare(settings: Settings, slots: int, *, vitals: Path, executors: int = 0) -> Prepared:
     """Lay the query out and see that it fits the cluster. Raises `ConfigError`."""
     graph = build(settings.query, settings.parallelism)
     layout = lay_out(
@@ -46,6 +46,7 @@ def prepare(settings: Settings, slots: int) -> Prepared:
         workload=settings.workload,
         total=settings.total,
         block=_block(settings),
+        vitals=str(vitals),
         report_interval_ms=settings.report_interval_ms,
     )
     needed = len(spec.roles()) + settings.spare_slots
@@ -56,7 +57,8 @@ def prepare(settings: Settings, slots: int) -> Prepared:
             f" set cluster.slots={needed} or lower parallelism"
         )
     try:
-        settings.failure.check(spec.roles(), settings.duration_s)
+        coordinators = settings.protocol.coordinators(layout.job)
+        settings.failure.check(layout.job, coordinators, settings.duration_s, executors=executors)
     except FaultError as error:
         raise ConfigError(f"failure: {error}") from error
     return Prepared(settings=settings, graph=graph, spec=spec, slots_needed=needed)
@@ -82,6 +84,7 @@ def execute(prepared: Prepared, spark: Any, directory: Path, config_yaml: str, d
             duration_s=settings.duration_s,
             drain_timeout_s=settings.drain_timeout_s,
             heartbeat_timeout_ms=settings.heartbeat_timeout_ms,
+            log_lock_timeout_ms=settings.log_lock_timeout_ms,
             trim=settings.trim and not settings.keep_log,
             failure=settings.failure,
         )
@@ -91,6 +94,8 @@ def execute(prepared: Prepared, spark: Any, directory: Path, config_yaml: str, d
         findings = Findings(settings=settings, outcome=outcome, verification=verification)
         folder.write_parquet("latency.parquet", latency_frame(outcome))
         folder.write_parquet("tasks.parquet", tasks_frame(outcome))
+        folder.write_parquet("lag.parquet", lag_frame(outcome))
+        folder.write_parquet("resources.parquet", resources_frame(outcome))
         run = summarise(findings)
         folder.write_json("run.json", run)
         return run

@@ -27,10 +27,12 @@ def main() -> None:
     from pyspark.daemon import manager
 
     import runners.worker  # noqa: F401
+    from runners.vitals import note_birth
 
     pyarrow.set_cpu_count(1)
     pyarrow.set_io_thread_count(1)
     os.register_at_fork(after_in_child=die_with_parent)
+    os.register_at_fork(after_in_child=note_birth)
     manager()
 
 

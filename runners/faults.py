@@ -1,16 +1,36 @@
-"""Faults that are real: signals to the processes of chosen roles, at chosen times, and the proof that they happened."""
+"""Which faults a run shall have: what is done to whom, and when. Values from configs/failure/<name>.yaml.
 
-import contextlib
-import os
-import signal
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+`runners.injector` carries them out.
+"""
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-import psutil
+from protocols.base import Job, Phase
+from runners.plan import SINK
 
-from runners.reports import Report
+LASTING = ("pause", "slow_log", "full_log", "log_stall")
+KINDS = {
+    "kill": "SIGKILL of the processes of the targets, at the same moment",
+    "pause": "SIGSTOP of the target, and SIGCONT after for_s; beyond the heartbeat timeout it meets its successor",
+    "kill_executor": "SIGKILL of the Spark executor that hosts the target, with all roles on it",
+    "slow_log": "every append takes delay_ms longer, for for_s",
+    "full_log": "every append finds the disk full, for for_s",
+    "log_stall": "SIGSTOP of whoever holds the log's write lock, for for_s",
+}
+OF_THE_LOG = ("slow_log", "full_log", "log_stall")
+CONDITIONS = {
+    "time": None,  # whatever the target is doing
+    "uncommitted": None,  # as soon as the target has work that is not committed
+    "commit": Phase.COMMIT,
+    "snapshot": Phase.SNAPSHOT,
+    "recovery": Phase.RECOVERY,  # kill, and kill the successor while it recovers
+}
+LAST_S = 1.0  # a repeated fault keeps this distance from the end of the input, so that there is something to strike
 
 
 class FaultError(ValueError):
@@ -19,150 +39,120 @@ class FaultError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Strike the first role whose name fits `role` (a pattern such as `count/*`), `at_s` seconds into the input.
+    """One fault. `role` is a role (count/0), a pattern (count/*), or a group (tasks, sources, coordinators).
 
-    `kill` ends the process with SIGKILL. `pause` stops it with SIGSTOP for `pause_s` and lets it go on with SIGCONT:
-    when that is longer than the heartbeat timeout, it wakes up beside its successor.
+    `targets` says how many of the fitting roles are struck; 0 means all of them. The earliest moment is `at_s` seconds
+    into the input; `when` names the condition that is then waited for.
     """
 
     kind: str
-    role: str
     at_s: float
-    pause_s: float = 0.0
+    role: str = "tasks"
+    targets: int = 1
+    when: str = "uncommitted"
+    for_s: float = 0.0
+    delay_ms: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.kind not in ("kill", "pause"):
-            raise FaultError(f"fault kind is {self.kind!r}; use kill or pause")
-        if not self.role:
-            raise FaultError("a fault needs a role pattern, such as count/0 or coordinator/*")
-        if not 0 <= self.at_s < 1e6:
-            raise FaultError(f"fault at_s is {self.at_s}; use a time inside the run")
-        if (self.kind == "pause") != (self.pause_s > 0):
-            raise FaultError(f"a {self.kind} has pause_s={self.pause_s}; a pause needs pause_s > 0, a kill none")
+        _choice("kind", self.kind, KINDS)
+        _choice("when", self.when, CONDITIONS)
+        for name, most in (("at_s", 1e6), ("for_s", 3600), ("delay_ms", 60_000), ("targets", 10_000)):
+            _number(name, getattr(self, name), most)
+        if not isinstance(self.targets, int):
+            raise FaultError(f"targets must be a whole number, got {self.targets!r}; 0 means all")
+        if not isinstance(self.role, str) or not self.role:
+            raise FaultError(f"role must be a name, a pattern such as count/* or a group, got {self.role!r}")
+        if (self.kind in LASTING) != (self.for_s > 0):
+            raise FaultError(f"a {self.kind} has for_s={self.for_s}; {', '.join(LASTING)} need for_s > 0, others none")
+        if (self.kind == "slow_log") != (self.delay_ms > 0):
+            raise FaultError(f"a {self.kind} has delay_ms={self.delay_ms}; slow_log needs delay_ms > 0, others none")
+        if self.when in ("commit", "snapshot", "recovery") and (
+            self.kind not in ("kill", "pause") or self.targets != 1
+        ):
+            raise FaultError(f"when={self.when} is for a kill or pause of one target, not for this {self.kind}")
+        if self.when == "recovery" and self.kind != "kill":
+            raise FaultError("when=recovery needs kind=kill: without a death nobody recovers")
+
+    def candidates(self, job: Job, coordinators: Sequence[str]) -> list[str]:
+        """The roles that fit. The sink is the measuring instrument and never struck."""
+        groups: Mapping[str, Sequence[str]] = {
+            "sources": job.sources,
+            "tasks": tuple(job.tasks),
+            "coordinators": coordinators,
+        }
+        if self.role in groups:
+            return list(groups[self.role])
+        roles = [*job.sources, *job.tasks, *coordinators]
+        return [role for role in roles if fnmatchcase(role, self.role) and role != SINK]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """The faults of one run; a value from configs/failure/<name>.yaml."""
+    """The faults of one run. With `every_s` each is repeated to the end of the input.
+
+    `seed` decides which of several fitting roles are struck, and how the moments of repeated faults are shaken.
+    """
 
     faults: tuple[Fault, ...] = ()
+    every_s: float = 0.0
+    seed: int = 1
 
-    def check(self, roles: tuple[str, ...], duration_s: float) -> None:
-        """Every fault has a target in this job and a time inside the input."""
+    def __post_init__(self) -> None:
+        _number("every_s", self.every_s, 1e6)
+        if 0 < self.every_s < 0.1:
+            raise FaultError(f"every_s={self.every_s} leaves no time to recover; use 0.1 or more, or 0 for once")
+
+    def schedule(self, duration_s: float) -> list[Fault]:
+        """In order of time, repetitions spelled out. A repeated fault is moved by up to a fifth of its interval."""
+        rng = random.Random(self.seed)
+        if not self.every_s:
+            return sorted(self.faults, key=lambda fault: fault.at_s)
+        planned = []
+        first = min((fault.at_s for fault in self.faults), default=duration_s)
+        for turn in range(math.ceil(max(0.0, duration_s - first) / self.every_s)):
+            at_s = first + self.every_s * (turn + rng.uniform(0, 0.2))
+            fault = rng.choice(self.faults)
+            if at_s < duration_s - LAST_S:
+                planned.append(replace(fault, at_s=at_s))
+        return planned
+
+    def check(self, job: Job, coordinators: Sequence[str], duration_s: float, *, executors: int) -> None:
+        """Every fault has a target in this job, a place to happen and a time inside the input."""
         for fault in self.faults:
-            if not any(fnmatchcase(role, fault.role) for role in roles):
+            if not self.every_s and fault.at_s >= duration_s:
+                raise FaultError(f"at_s={fault.at_s} is after the end of the input at {duration_s} s")
+            if fault.kind == "kill_executor" and executors < 2:
+                raise FaultError("kill_executor needs a cluster with executors to spare; use cluster=local_cluster")
+            found = len(fault.candidates(job, coordinators))
+            if fault.kind in OF_THE_LOG:
+                continue
+            if not found:
+                roles = [*job.sources, *job.tasks, *coordinators]
                 raise FaultError(f"no role fits {fault.role!r}; this job has {', '.join(roles)}")
-            if fault.at_s >= duration_s:
-                raise FaultError(f"fault at_s={fault.at_s} is after the end of the input at {duration_s} s")
+            if fault.targets > found:
+                raise FaultError(f"targets={fault.targets}, but only {found} roles fit {fault.role!r}")
 
 
-@dataclass
-class Strike:
-    """One fault as it really happened."""
-
-    fault: Fault
-    role: str
-    pid: int
-    instance: int
-    time_us: int
-    born_s: float
-    resumed_us: int | None = None
-    gone: bool = False
-    successor: int | None = None
-    successor_us: int | None = None
-
-    def proof(self) -> dict[str, Any]:
-        return {
-            "kind": self.fault.kind,
-            "role": self.role,
-            "pid": self.pid,
-            "time_ms": self.time_us / 1000,
-            "instance_before": self.instance,
-            "instance_after": self.successor,
-            "restart_ms": (self.successor_us - self.time_us) / 1000 if self.successor_us else None,
-            "resumed_ms": self.resumed_us / 1000 if self.resumed_us else None,
-            "proven": self.proven,
-        }
-
-    @property
-    def proven(self) -> bool:
-        """A kill: the process is gone and a new instance took over. A pause: it was stopped, and continued."""
-        if self.fault.kind == "kill":
-            return self.gone and self.successor is not None
-        return self.resumed_us is not None
-
-
-@dataclass
-class Injector:
-    """Strikes when the time has come; called by the supervisor in every round."""
-
-    failure: Failure
-    record: Callable[..., None]
-    strikes: list[Strike] = field(default_factory=list)
-    _next: int = 0
-
-    def step(self, elapsed_s: float, now_us: int, newest: Mapping[str, Report]) -> None:
-        due = sorted(self.failure.faults, key=lambda fault: fault.at_s)
-        while self._next < len(due) and elapsed_s >= due[self._next].at_s:
-            self._strike(due[self._next], now_us, newest)
-            self._next += 1
-        for strike in self.strikes:
-            self._follow(strike, now_us, newest)
-
-    def _strike(self, fault: Fault, now_us: int, newest: Mapping[str, Report]) -> None:
-        role = next(role for role in sorted(newest) if fnmatchcase(role, fault.role))
-        report = newest[role]
-        pid = int(report.content["pid"])
-        strike = Strike(fault, role, pid, report.instance, now_us, _born_s(pid))
-        self.strikes.append(strike)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
-        self.record("injection", kind=fault.kind, role=role, pid=pid, instance=report.instance)
-
-    def _follow(self, strike: Strike, now_us: int, newest: Mapping[str, Report]) -> None:
-        if strike.fault.kind == "kill" and not strike.gone:
-            strike.gone = _born_s(strike.pid) != strike.born_s
-        paused_s = (now_us - strike.time_us) / 1e6
-        if strike.fault.kind == "pause" and strike.resumed_us is None and paused_s >= strike.fault.pause_s:
-            self._resume(strike, now_us)
-        report = newest.get(strike.role)
-        if strike.successor is None and report is not None and report.instance > strike.instance:
-            strike.successor, strike.successor_us = report.instance, report.time_us
-
-    def _resume(self, strike: Strike, now_us: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(strike.pid, signal.SIGCONT)
-        strike.resumed_us = now_us
-        self.record("resumed", role=strike.role, pid=strike.pid, instance=strike.instance)
-
-    def end(self, now_us: int) -> None:
-        """Nobody stays paused after a run."""
-        for strike in self.strikes:
-            if strike.fault.kind == "pause" and strike.resumed_us is None:
-                self._resume(strike, now_us)
-
-    def missing(self) -> list[str]:
-        """Why the faults of this run do not count, if they do not."""
-        reasons = [f"the {s.fault.kind} of {s.role} (pid {s.pid}) is not proven" for s in self.strikes if not s.proven]
-        if self._next < len(self.failure.faults):
-            reasons.append(f"{len(self.failure.faults) - self._next} faults were never injected")
-        return reasons
-
-
-def _born_s(pid: int) -> float:
-    """When the process with this pid began; 0 if there is none (or only its ashes)."""
+def one(*, every_s: float = 0.0, seed: int = 1, **fault: Any) -> Failure:
+    """configs/failure/<kind>.yaml: one kind of fault, once or again and again."""
     try:
-        process = psutil.Process(pid)
-        return 0.0 if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
-    except psutil.NoSuchProcess:
-        return 0.0
+        return Failure(faults=(Fault(**fault),), every_s=every_s, seed=seed)
+    except TypeError as error:
+        raise FaultError(str(error).replace("Fault.__init__()", "a fault")) from error
 
 
-def kill(role: str, at_s: float) -> Failure:
-    """configs/failure/kill.yaml: one SIGKILL."""
-    return Failure(faults=(Fault(kind="kill", role=role, at_s=at_s),))
+def mixed(*, faults: Sequence[Mapping[str, Any]], at_s: float, every_s: float, seed: int) -> Failure:
+    """configs/failure/mixed.yaml: a seeded choice among several kinds, again and again."""
+    return Failure(faults=tuple(Fault(at_s=at_s, **fault) for fault in faults), every_s=every_s, seed=seed)
 
 
-def pause(role: str, at_s: float, pause_s: float) -> Failure:
-    """configs/failure/pause.yaml: one SIGSTOP and its SIGCONT."""
-    return Failure(faults=(Fault(kind="pause", role=role, at_s=at_s, pause_s=pause_s),))
+def _choice(name: str, value: str, known: Mapping[str, Any]) -> None:
+    if value not in known:
+        raise FaultError(f"{name} is {value!r}; use one of {', '.join(known)}")
+
+
+def _number(name: str, value: Any, most: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise FaultError(f"{name} must be a number, got {value!r}")
+    if not 0 <= value <= most:
+        raise FaultError(f"{name} must be from 0 to {most:g}, got {value}")

@@ -4,6 +4,7 @@ A role appends a small report now and then. The supervisor reads them: a role th
 feed the display and the run directory, and the least bound is where the log may be trimmed.
 """
 
+import contextlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from protocols.base import Context
 from protocols.outbox import Writer
 from runners.plan import REPORTS
 from runners.role import Role
+from sharedlog.errors import LogFull
 from sharedlog.log import Entry, Header, Kind, SharedLog
 
 
@@ -42,7 +44,8 @@ class Reporter:
         }
         header = Header(Kind.REPORT, self._ctx.name, self._ctx.instance, time_us=self._ctx.now_us())
         body = json.dumps(content, separators=(",", ":")).encode()
-        self._writer.append([Entry((REPORTS,), header, body)])
+        with contextlib.suppress(LogFull):  # a report less; whoever has real work to write will notice
+            self._writer.append([Entry((REPORTS,), header, body)])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,14 @@ class Role(ABC):
     def bound(self) -> int:
         """The smallest LSN that this role or its successor may still read."""
 
+    def ready(self) -> bool:
+        """Whether it has recovered; some need several steps for that."""
+        return True
+
+    def watermark(self) -> int:
+        """How far event time has come here, as far as this role may act on it; 0 where there is none."""
+        return 0
+
     @abstractmethod
     def finished(self) -> bool:
         """Nothing is left to do but to answer others, until the job is done."""

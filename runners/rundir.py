@@ -51,6 +51,14 @@ class RunDirectory:
         """A row for each role and second."""
         return self._parquet("tasks.parquet")
 
+    def lag(self) -> pd.DataFrame:
+        """About twenty rows a second: elapsed_s, behind_ms (of a reader of the results), lag_rows."""
+        return self._parquet("lag.parquet")
+
+    def resources(self) -> pd.DataFrame:
+        """A row for each second: memory and open files of roles and driver, bytes of the log."""
+        return self._parquet("resources.parquet")
+
     def events(self) -> list[dict[str, Any]]:
         path = self._existing("events.jsonl")
         return [json.loads(line) for line in path.read_text().splitlines() if line]

@@ -35,6 +35,7 @@ class Settings:
     flush_bytes: int
     report_interval_ms: float
     heartbeat_timeout_ms: float
+    log_lock_timeout_ms: float
     drain_timeout_s: float
     spare_slots: int
     trim: bool
@@ -52,6 +53,7 @@ class Settings:
             "flush_interval_ms",
             "report_interval_ms",
             "heartbeat_timeout_ms",
+            "log_lock_timeout_ms",
             "drain_timeout_s",
         ):
             self._number(name, (int, float), 1e-3, 1e7)

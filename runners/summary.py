@@ -1,13 +1,14 @@
 """run.json and its tables: what the roles reported, condensed. Histograms are merged, percentiles never averaged."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import pandas as pd
 
 from runners.histogram import Histogram, percentiles, summary_ms
+from runners.resources import Usage
 from runners.settings import Settings
 from runners.sink import METRICS
 from runners.steady import keeps_up, slope
@@ -70,7 +71,8 @@ def summarise(findings: Findings) -> dict[str, Any]:
         "verification": _verification(checked),
         "faults": outcome.faults,
         "restarts": outcome.restarts,
-        "recovery_ms": dict.fromkeys(("detect", "restart", "restore", "catch_up", "total")),
+        "rollbacks": _rollbacks(outcome),
+        "recovery_ms": slowest_recovery(outcome.faults),
         "recovery": _recovery(outcome),
         "log_bytes": {kind: written.get(kind, [0, 0])[1] for kind in KINDS},
         "log_entries": {kind: written.get(kind, [0, 0])[0] for kind in KINDS},
@@ -100,6 +102,17 @@ def latency_frame(outcome: Outcome) -> pd.DataFrame:
         for value_us, count in sorted(counts.items())
     ] if sink else []  # fmt: skip
     return pd.DataFrame(rows, columns=["second", "metric", "value_us", "count"])
+
+
+def lag_frame(outcome: Outcome) -> pd.DataFrame:
+    """The time line around faults: how far behind a reader of the results is, and rows on their way."""
+    rows = [((at - outcome.start_us) / 1e6, behind, rows) for at, behind, rows in outcome.pulse]
+    return pd.DataFrame(rows, columns=["elapsed_s", "behind_ms", "lag_rows"])
+
+
+def resources_frame(outcome: Outcome) -> pd.DataFrame:
+    """Memory, open files and disk, once a second."""
+    return pd.DataFrame([asdict(usage) for usage in outcome.usage], columns=[field.name for field in fields(Usage)])
 
 
 def tasks_frame(outcome: Outcome) -> pd.DataFrame:
@@ -197,6 +210,21 @@ def _cpu(findings: Findings) -> dict[str, float]:
         kind = role.split("/")[0]
         groups[kind if kind in groups else "task"] += content.get("cpu_s", 0.0)
     return groups
+
+
+SPLIT = ("detect", "restart", "restore", "catch_up", "total")
+
+
+def slowest_recovery(faults: Iterable[Mapping[str, Any]]) -> dict[str, float | None]:
+    """The split of the fault that took longest to be over; all null when none was seen to be over."""
+    splits: list[dict[str, Any]] = [dict(fault["recovery_ms"]) for fault in faults]
+    over = [split for split in splits if split["total"] is not None]
+    return max(over, key=lambda split: split["total"]) if over else dict.fromkeys(SPLIT)
+
+
+def _rollbacks(outcome: Outcome) -> int:
+    """Tasks that went back in place, without dying: counted apart from restarts."""
+    return sum(int(content.get("rollbacks", 0)) for content in _last_reports(outcome).values())
 
 
 def _recovery(outcome: Outcome) -> dict[str, int]:

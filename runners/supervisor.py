@@ -4,15 +4,22 @@ import contextlib
 import json
 import os
 import signal
+import threading
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from runners.display import Display, Status
-from runners.faults import Failure, Injector
+from runners.faults import Failure
+from runners.guard import LockGuard
+from runners.injector import Injector
 from runners.plan import SINK
+from runners.recovery import caught_up_us
 from runners.reports import Report, Reports
+from runners.resources import Resources, Usage
 from runners.spark import SparkJobs
+from runners.vitals import Ward
 from runners.worker import START_KEY, RoleResult, RunSpec, wall_us
 from sharedlog.log import SharedLog
 
@@ -33,6 +40,7 @@ class Watch:
     duration_s: float
     drain_timeout_s: float
     heartbeat_timeout_ms: float
+    log_lock_timeout_ms: float
     trim: bool
     failure: Failure
 
@@ -48,20 +56,25 @@ class Outcome:
     restarts: int = 0
     results: dict[str, RoleResult] = field(default_factory=dict)
     reports: list[Report] = field(default_factory=list)
-    lag: list[tuple[float, int]] = field(default_factory=list)
+    lag: list[tuple[float, int]] = field(default_factory=list)  # (seconds since the start, rows), once a second
+    pulse: list[tuple[int, float, int]] = field(default_factory=list)  # (time in µs, ms a reader is behind, rows)
+    usage: list[Usage] = field(default_factory=list)
     log_peak_bytes: int = 0
     instances: dict[str, int] = field(default_factory=dict)
     faults: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Recorder:
-    """events.jsonl: what happened, each with wall-clock milliseconds."""
+    """events.jsonl: what happened, each with wall-clock milliseconds. Written to by several threads."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._file = open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 (closed by close)
+        self._lock = threading.Lock()
 
     def __call__(self, event: str, **details: Any) -> None:
-        self._file.write(json.dumps({"time_ms": wall_us() / 1000, "event": event, **details}) + "\n")
+        line = json.dumps({"time_ms": wall_us() / 1000, "event": event, **details}) + "\n"
+        with self._lock:
+            self._file.write(line)
 
     def close(self) -> None:
         self._file.close()
@@ -84,7 +97,11 @@ class Supervisor:
         self._first_stage = {
             name for name, plan in spec.job.tasks.items() if set(plan.inputs) & set(spec.job.source_tags)
         }
-        self._injector = Injector(watch.failure, record)
+        self._ward = Ward(Path(spec.vitals))
+        self._injector = Injector(spec, watch.failure, self._ward, log, record)
+        self._guard = LockGuard(log, watch.log_lock_timeout_ms, record)
+        self._injector.guarded = self._guard.killed
+        self._resources = Resources()
         self._replaced: set[tuple[str, int]] = set()
         self._pids: set[int] = set()
         self._trimmed_s = self._sampled_s = 0.0
@@ -93,12 +110,12 @@ class Supervisor:
     def run(self) -> Outcome:
         outcome = self.outcome
         self._jobs.submit(self._roles)
+        self._guard.start()
         try:
             self._await_roles()
             self._start_clock()
             self._watch_until_done()
             outcome.complete = True
-            outcome.reasons += self._injector.missing()
         except KeyboardInterrupt:
             outcome.reasons.append("interrupted")
             self._record("interrupted")
@@ -127,6 +144,7 @@ class Supervisor:
         content = json.dumps({"start_us": self.outcome.start_us}).encode()
         self._spec.log.snapshots().put(START_KEY, [content])
         self._record("clock", start_us=self.outcome.start_us)
+        self._injector.start(self.outcome.start_us, self._watch.duration_s)
 
     def _watch_until_done(self) -> None:
         moved_at, moved_rows = time.monotonic(), -1
@@ -137,11 +155,13 @@ class Supervisor:
             self._replace_hung()
             now = time.monotonic()
             status = self._status()
-            self._injector.step(status.elapsed_s, wall_us(), self._reports.newest)
+            self._take_pulse(status)
             if now - self._sampled_s >= 1.0:
                 self._sampled_s = now
                 self.outcome.lag.append((status.elapsed_s, status.lag_rows))
-                self.outcome.log_peak_bytes = max(self.outcome.log_peak_bytes, self._log.size_bytes())
+                log_bytes = self._log.size_bytes()
+                self.outcome.log_peak_bytes = max(self.outcome.log_peak_bytes, log_bytes)
+                self.outcome.usage.append(self._resources.sample(status.elapsed_s, self._pids, log_bytes))
             if self._watch.trim and now - self._trimmed_s >= TRIM_S:
                 self._trimmed_s = now
                 self._reports.trim(self._roles)
@@ -152,6 +172,15 @@ class Supervisor:
                 raise RunFailed(
                     f"no progress for {self._watch.drain_timeout_s:.0f} s after the end of input; rows or ENDs are lost"
                 )
+
+    def _take_pulse(self, status: Status) -> None:
+        """How far behind the present the sink is: the present, less the event time that it may act on."""
+        sink = self._ward.newest(SINK)
+        if sink is None or not sink.watermark:
+            return
+        reached_us = sink.watermark - self._spec.workload.base_time_us
+        behind_ms = max(0.0, min(status.elapsed_s, self._watch.duration_s) * 1000 - reached_us / 1000)
+        self.outcome.pulse.append((wall_us(), behind_ms, status.lag_rows))
 
     def _check_jobs(self) -> None:
         if self._jobs.errors:
@@ -175,16 +204,21 @@ class Supervisor:
 
     def _replace_hung(self) -> None:
         """Spark will not restart what it sees running; a silent role gets a successor in a job of its own."""
+        if self._guard.stalled:
+            return
         now_us = wall_us()
         for role, report in self._reports.newest.items():
             if role == SINK:  # the instrument: a second one could not go on where the first was
                 continue
-            silent_ms = (now_us - report.time_us) / 1000
+            seen = self._ward.newest(role)
+            beat_us = seen.beat_us if seen is not None and seen.instance >= report.instance else 0
+            silent_ms = (now_us - max(report.time_us, beat_us)) / 1000
             if silent_ms < self._watch.heartbeat_timeout_ms or (role, report.instance) in self._replaced:
                 continue
             if self._log.get(f"instance/{role}") > report.instance or self._ended(role):
                 continue
             self._replaced.add((role, report.instance))
+            self._injector.replaced[role, report.instance] = now_us
             self._record("hung", role=role, instance=report.instance, silent_ms=silent_ms, pid=report.content["pid"])
             self._jobs.submit([role])
 
@@ -223,7 +257,7 @@ class Supervisor:
         """Everyone gone: by their own will, else by Spark's, else by ours. A second Ctrl-C does not stop this."""
         previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
-            self._injector.end(wall_us())
+            self._injector.end()
             if not self.outcome.complete:
                 self._log.increment("abort")
             if not self._jobs.join(GRACE_S):
@@ -233,6 +267,7 @@ class Supervisor:
                         os.kill(pid, signal.SIGCONT)
                         os.kill(pid, signal.SIGKILL)
                 self._jobs.join(GRACE_S)
+            self._guard.end()
             self.outcome.end_us = wall_us()
             with contextlib.suppress(RunFailed):
                 self._poll()
@@ -245,5 +280,41 @@ class Supervisor:
             if result.status in ("done", "aborted") or result.role not in self.outcome.results:
                 self.outcome.results[result.role] = result
         self.outcome.reports = self._reports.history
+        self._judge_recovery()
+        if self.outcome.complete:
+            self.outcome.reasons += [*self._injector.missing(), *self._unexplained()]
         self.outcome.faults = [strike.proof() for strike in self._injector.strikes]
         self._record("end", complete=self.outcome.complete, restarts=self.outcome.restarts)
+
+    def _unexplained(self) -> list[str]:
+        """A start that no fault accounts for is a fault that nobody planned. A full log may end a role many times."""
+        strikes = self._injector.strikes
+        if self._guard.killed or any(strike.fault.kind == "full_log" for strike in strikes):
+            return []
+        reasons = []
+        for role in self._roles:
+            starts = len(self._ward.instances(role))
+            kills = sum(strike.kills and strike.role == role for strike in strikes)
+            hung = sum(replaced == role for replaced, _ in self._replaced)
+            if starts != 1 + kills + hung:
+                reasons.append(
+                    f"{role} was started {starts} times; {kills} kills and {hung} hang-ups explain {1 + kills + hung}"
+                )
+        return reasons
+
+    def _judge_recovery(self) -> None:
+        """Every strike's way back, written down as events too."""
+        samples = [(time_us, behind_ms) for time_us, behind_ms, _ in self.outcome.pulse]
+        strikes = sorted(self._injector.strikes, key=lambda strike: strike.time_us)
+        for strike in strikes:
+            later = [other.time_us for other in strikes if other.time_us > strike.restored_us > 0]
+            until_us = min(later, default=self.outcome.end_us)
+            strike.caught_up_us = caught_up_us(samples, strike.time_us, strike.restored_us, until_us) or 0
+            moments = (
+                ("detection", strike.detected_us),
+                ("restored", strike.restored_us),
+                ("caught_up", strike.caught_up_us),
+            )
+            for event, moment_us in moments:
+                if moment_us:
+                    self._record(event, role=strike.role, instance=strike.successor, at_ms=moment_us / 1000)

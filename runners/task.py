@@ -12,7 +12,7 @@ import pyarrow as pa
 from dataflow.graph import Operator, Output, Stream
 from dataflow.partition import partition
 from dataflow.state import CounterStore
-from protocols.base import Delivery, Protocol, RolledBack, TaskContext
+from protocols.base import Delivery, Phase, Protocol, RolledBack, TaskContext
 from runners.edges import Edges
 from runners.plan import Layout
 from runners.role import Role
@@ -48,10 +48,12 @@ class Task(Role):
         done = self._protocol.recover()
         if done is None:
             return
+        self._ctx.vitals.enter(Phase.RECOVERY)
         self._operator.rebuild()
         self._watermark = 0
         self._published_end = done.ended
         self._ready = True
+        self._ctx.vitals.committed()
         self.recovery = {"entries_read": done.entries_read, "changes_applied": done.changes_applied}
 
     def step(self, now_ms: float) -> bool:
@@ -100,6 +102,7 @@ class Task(Role):
         if watermark > self._watermark:
             self._watermark = watermark
             outputs += self._operator.advance(watermark)
+        self._ctx.vitals.took(len(group), sum(delivery.record.body.size for delivery in group))
         self._publish(outputs, self._watermark)
 
     def _publish(self, outputs: Iterable[Output], watermark: int, *, end: bool = False) -> None:
@@ -142,6 +145,12 @@ class Task(Role):
 
     def finished(self) -> bool:
         return self._ready and self._protocol.finished()
+
+    def ready(self) -> bool:
+        return self._ready
+
+    def watermark(self) -> int:
+        return max(0, self._watermark)
 
     @property
     def held_bytes(self) -> int:

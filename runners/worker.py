@@ -9,6 +9,7 @@ import os
 import time
 import traceback
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from nexmark.workload import Workload
@@ -22,6 +23,7 @@ from runners.sink import Sink
 from runners.source import Share, Source
 from runners.task import Task
 from runners.uploads import ThreadUploads
+from runners.vitals import SharedVitals
 from sharedlog.errors import Fenced, LogFull
 from sharedlog.log import Entry, Header, Kind, LogSpec, SharedLog
 
@@ -42,6 +44,7 @@ class RunSpec:
     workload: Workload
     total: int
     block: int
+    vitals: str
     report_interval_ms: float = 200
 
     @property
@@ -68,8 +71,9 @@ class RoleResult:
 def run_role(spec: RunSpec, name: str) -> RoleResult:
     """Run one role from recovery to the end of the job."""
     log = spec.log.open()
-    instance = log.increment(f"instance/{name}")
+    instance = 0
     try:
+        instance = log.increment(f"instance/{name}")
         role, ctx = _build(spec, name, _contexts(spec, log, name, instance))
         status = _drive(spec, log, role, ctx)
         report, result = _final(role, ctx), role.result()
@@ -101,13 +105,15 @@ def wall_us() -> int:
 def _contexts(spec: RunSpec, log: SharedLog, name: str, instance: int) -> dict[str, Any]:
     snapshots = spec.log.snapshots()
     written: dict[str, list[int]] = {}
+    vitals = SharedVitals(Path(spec.vitals), name, instance)
     return {
         "job": spec.job,
         "name": name,
         "instance": instance,
         "log": log,
         "snapshots": snapshots,
-        "uploads": ThreadUploads(snapshots, written),
+        "uploads": ThreadUploads(snapshots, written, vitals),
+        "vitals": vitals,
         "channel": SocketChannel(name, snapshots),
         "now_us": wall_us,
         "written": written,
@@ -172,11 +178,19 @@ def await_start(spec: RunSpec, ctx: Context) -> int:
 def _drive(spec: RunSpec, log: SharedLog, role: Role, ctx: Context) -> str:
     """Step, report, sleep; until DONE or ABORT. Returns how it ended."""
     reporter = Reporter(ctx, role, os.getpid(), spec.report_interval_ms)
+    vitals = ctx.vitals
+    assert isinstance(vitals, SharedVitals)
     checked_ms = 0.0
+    restored = False
     role.recover()
     while True:
         now_ms = time.monotonic_ns() / 1e6
         moved = role.step(now_ms)
+        if not restored and role.ready():
+            restored = True
+            vitals.restored(wall_us(), **_cost(role))
+        if moved or now_ms - checked_ms >= 20:
+            vitals.beat(wall_us(), role.watermark(), tuple(role.inputs().values()))
         reporter.step(now_ms, cpu_s=time.process_time())
         if now_ms - checked_ms >= 20:
             checked_ms = now_ms
@@ -187,6 +201,12 @@ def _drive(spec: RunSpec, log: SharedLog, role: Role, ctx: Context) -> str:
                 return "done"
         if not moved:
             _sleep(log, role, role.due_ms(now_ms), ctx.channel)
+
+
+def _cost(role: Role) -> dict[str, int]:
+    """What recovery cost, as far as a role counts it."""
+    found = role.report()
+    return {name: int(str(found.get(name, 0))) for name in ("entries_read", "changes_applied")}
 
 
 def _sleep(log: SharedLog, role: Role, due_ms: float, channel: Channel) -> None:

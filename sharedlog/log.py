@@ -114,6 +114,10 @@ class SharedLog(ABC):
     def size_bytes(self) -> int:
         """Room that the log takes now, in memory or on disk."""
 
+    def write_lock_holder(self) -> int | None:
+        """The process that alone may write at this moment, where a backend has such a lock; otherwise None."""
+        return None
+
     @abstractmethod
     def close(self) -> None:
         """Release this process's hold. Bodies already read stay valid."""

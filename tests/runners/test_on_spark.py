@@ -86,35 +86,6 @@ def test_a_task_killed_in_the_middle(protocol: str) -> None:
     assert_right(killed("q8", protocol, "join/0"))
 
 
-@pytest.mark.parametrize("protocol", COORDINATED)
-def test_a_coordinator_killed_in_the_middle(protocol: str) -> None:
-    assert_right(killed("q5", protocol, "coordinator/0"))
-
-
-def test_a_source_killed_in_the_middle() -> None:
-    assert_right(killed("q1", "progress_marking", "source/0"))
-
-
-def test_unsafe_fails_verification_when_it_is_killed() -> None:
-    """If this passed, the checker would be void."""
-    summary = killed("q5", "unsafe", "count/0")
-    assert summary["guarantee_held"] is None
-    checked = summary["verification"]
-    assert checked is None or checked["lost"] or checked["duplicated"] or checked["wrong"] or not checked["edges_ok"]
-
-
-@pytest.mark.parametrize("protocol", EXACTLY_ONCE)
-def test_a_zombie_changes_nothing(protocol: str) -> None:
-    summary = run(
-        "failure=pause", "failure.role=count/0", "failure.at_s=1.5", "failure.pause_s=4", query="q5", protocol=protocol,
-        rate=5000, duration_s=7, warmup_s=0.5, heartbeat_timeout_ms=2000,
-    )  # fmt: skip
-    assert_right(summary)
-    (fault,) = summary["faults"]
-    assert fault["proven"]
-    assert fault["instance_after"] > fault["instance_before"], "the successor ran before the zombie woke up"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("query", QUERIES)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
