@@ -35,6 +35,7 @@ from sharedlog.index import (
 )
 from sharedlog.log import Entry, Kind, Record
 from sharedlog.segments import Segment, SegmentMaps, sync_directory
+from sharedlog.stress import Suffering
 
 _ATTEMPTS = 100  # against trims that come between; one of them is rare
 
@@ -62,9 +63,12 @@ class Core:
         create_bells(self._bells_path)
         self._ringer = Ringer(self._bells_path)
         self._listeners = threading.local()
+        self._suffering = Suffering(path)
 
     def append(self, entries: Sequence[Entry], expect: Mapping[str, int]) -> list[int]:
         frames = [frame.build(entry) for entry in entries]
+        if (stress := self._suffering.now()) is not None:
+            self._suffer(*stress)
         for tag in {tag for one in frames for tag in one.tags} - self._encoded.keys():
             self._encoded[tag] = (entry_prefix(tag), bell_of(tag))
         expected = {encode_counter_key(key): (key, value) for key, value in expect.items()}
@@ -147,7 +151,13 @@ class Core:
             if self._segment is not None:
                 self._segment.close()
             self._ringer.close()
+            self._suffering.close()
             self.index.close()
+
+    def _suffer(self, append_delay_ms: int, full: bool) -> None:
+        time.sleep(append_delay_ms / 1000)  # outside of all locks, as a slow disk would be
+        if full:
+            raise LogFull(f"append to {self.path}: its STRESS file says that the disk is full; clear it and retry")
 
     def _segment_for(self, size: int) -> Segment:
         """This process's segment with room for `size` bytes; a new one, known to the index first, when needed."""

@@ -4,6 +4,7 @@
     index/              LMDB: which entries exist and where they lie (`index.py`)
     segments/           payloads, one append-only file per writing process (`segments.py`, `frame.py`)
     bells/              how waiting readers are woken (`doorbell.py`)
+    STRESS              a slow or full disk on purpose (`stress.py`)
     snapshots/          the snapshot store (`snapshots.py`)
     checkpoint.mdb      the recovery point of group durability (`durability.py`)
 
@@ -127,6 +128,14 @@ class EmbeddedLog(SharedLog):
         if held.syncer is not None:
             held.syncer.note()
         return value
+
+    def write_lock_holder(self) -> int | None:
+        """The process that holds the log's write lock at this instant, or None.
+
+        One system call. The answer may be stale when it arrives, unless the process it names is stopped: one that was
+        stopped with SIGSTOP while it holds the lock keeps all writers waiting until it goes on or is killed.
+        """
+        return self._hold().core.index.turn_holder()
 
     def size_bytes(self) -> int:
         """Disk blocks of payloads and index. Files that a reader still maps after a trim are not counted."""

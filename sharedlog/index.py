@@ -38,6 +38,7 @@ _SEGMENT_KEY = struct.Struct(">cI")
 _SEGMENT = struct.Struct("<QQ")
 _NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 _MAX_READERS = 1024
+_FLOCK = struct.Struct("hhqqi4x")  # struct flock of Linux on 64 bits: type, whence, start, length, pid
 
 
 class Head(NamedTuple):
@@ -84,6 +85,7 @@ class Index:
         self._file = directory / "data.mdb"
         self._resize = threading.Lock()  # the map must not move while `copy` reads it
         directory.mkdir(parents=True, exist_ok=True)
+        self._holding = False
         self._turn = os.open(directory / "turn", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         with self.translated("opening"):
             # Without `sync`, commits are in the page cache: they survive this process, not a power cut.
@@ -133,10 +135,20 @@ class Index:
     def turn(self) -> Iterator[None]:
         """While no other process is at one of LMDB's mutexes. Threads of this process are kept apart by the caller."""
         self._take_turn()
+        self._holding = True
         try:
             yield
         finally:
+            self._holding = False
             fcntl.lockf(self._turn, fcntl.LOCK_UN)
+
+    def turn_holder(self) -> int | None:
+        """The process whose turn it is now, by the kernel's account; None when it is nobody's."""
+        if self._holding:  # The kernel tells of others' locks only.
+            return os.getpid()
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(self._turn, fcntl.F_GETLK, asked))
+        return None if kind == fcntl.F_UNLCK else pid
 
     def enlarge(self) -> None:
         """Room for a trim's own page copies when the map is full; other processes adopt it by themselves."""
