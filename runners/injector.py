@@ -301,7 +301,7 @@ class Injector:
         strike = Strike(fault=fault)
         strike.facts["append_ms_before"] = self._probe()
         stress = self._spec.log.stress()
-        stress.set(append_delay_ms=fault.delay_ms, full=fault.kind == "full_log")
+        stress.set(append_delay_ms=round(fault.delay_ms), full=fault.kind == "full_log")
         strike.time_us = wall_us()
         self.strikes.append(strike)
         self._record("injection", **_injection(strike))

@@ -219,7 +219,7 @@ def slowest_recovery(faults: Iterable[Mapping[str, Any]]) -> dict[str, float | N
     """The split of the fault that took longest to be over; all null when none was seen to be over."""
     splits: list[dict[str, Any]] = [dict(fault["recovery_ms"]) for fault in faults]
     over = [split for split in splits if split["total"] is not None]
-    return max(over, key=lambda split: split["total"]) if over else dict.fromkeys(SPLIT)
+    return max(over, key=lambda split: float(split["total"])) if over else dict.fromkeys(SPLIT)
 
 
 def _rollbacks(outcome: Outcome) -> int:

@@ -25,6 +25,7 @@ from sharedlog.durability import Syncer, locked, settle_boot
 from sharedlog.errors import LogError, UnknownFormat
 from sharedlog.log import Entry, Kind, LogSpec, Record, SharedLog, SnapshotStore
 from sharedlog.snapshots import FileSnapshotStore
+from sharedlog.stress import Stress
 from sharedlog.trim import trim
 
 FORMAT_VERSION = 1
@@ -79,6 +80,9 @@ class EmbeddedLogSpec(LogSpec):
 
     def snapshots(self) -> SnapshotStore:
         return FileSnapshotStore(Path(self.path) / "snapshots", sync=self.durability != "process")
+
+    def stress(self) -> Stress:
+        return Stress(self.path)
 
     @classmethod
     def of(cls, path: str | Path) -> "EmbeddedLogSpec":

@@ -13,6 +13,9 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from sharedlog.errors import LogError
+from sharedlog.stress import Stress
+
 
 class Kind(enum.IntEnum):
     """What an entry is for. The run directory counts entries and bytes by it."""
@@ -151,3 +154,7 @@ class LogSpec(ABC):
 
     @abstractmethod
     def snapshots(self) -> SnapshotStore: ...
+
+    def stress(self) -> Stress:
+        """The switch for a slow or full disk, where a backend has one."""
+        raise LogError(f"{type(self).__name__} cannot be slowed down or filled on purpose; use log=embedded for that")
