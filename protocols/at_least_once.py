@@ -132,6 +132,9 @@ class AtLeastOnce(Protocol):
             self.commit_interval_ms > 0, "at_least_once", f"commit_interval_ms={self.commit_interval_ms} must be > 0"
         )
 
+    def pins_log(self) -> bool:
+        return True
+
     def task(self, ctx: TaskContext) -> TaskProtocol:
         return AtLeastOnceTask(ctx, self.commit_interval_ms)
 

@@ -250,6 +250,10 @@ class Protocol(ABC):
     @abstractmethod
     def observer(self, ctx: Context) -> Observer: ...
 
+    def pins_log(self) -> bool:
+        """Whether its log can not be trimmed behind the readers, but grows with the run."""
+        return False
+
     def coordinators(self, job: Job) -> Sequence[str]:
         """Names of the extra roles that this job needs; most protocols need none."""
         return ()

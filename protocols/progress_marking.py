@@ -310,6 +310,9 @@ class ProgressMarking(Protocol):
         require(self.commit_interval_ms > 0, who, f"commit_interval_ms={self.commit_interval_ms} must be > 0")
         require(self.snapshot_interval_ms >= 0, who, f"snapshot_interval_ms={self.snapshot_interval_ms} must be ≥ 0")
 
+    def pins_log(self) -> bool:
+        return not self.snapshot_interval_ms
+
     def task(self, ctx: TaskContext) -> TaskProtocol:
         return ProgressMarkingTask(ctx, self)
 

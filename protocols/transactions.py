@@ -65,6 +65,9 @@ class Transactions(Protocol):
             f" commit_interval_ms={self.commit_interval_ms}; make it several times as long",
         )
 
+    def pins_log(self) -> bool:
+        return not self.snapshot_interval_ms
+
     def task(self, ctx: TaskContext) -> TaskProtocol:
         return TransactionTask(
             ctx,

@@ -77,6 +77,7 @@ def summarise(findings: Findings) -> dict[str, Any]:
         "log_bytes": {kind: written.get(kind, [0, 0])[1] for kind in KINDS},
         "log_entries": {kind: written.get(kind, [0, 0])[0] for kind in KINDS},
         "log_peak_bytes": outcome.log_peak_bytes,
+        "log_pinned": settings.keep_log or not settings.trim or settings.protocol.pins_log(),
         "cpu_s": _cpu(findings),
         "late_rows": _sum(outcome, "late_rows"),
         "state_rows": _sum(outcome, "state_rows"),
@@ -218,8 +219,8 @@ SPLIT = ("detect", "restart", "restore", "catch_up", "total")
 def slowest_recovery(faults: Iterable[Mapping[str, Any]]) -> dict[str, float | None]:
     """The split of the fault that took longest to be over; all null when none was seen to be over."""
     splits: list[dict[str, Any]] = [dict(fault["recovery_ms"]) for fault in faults]
-    over = [split for split in splits if split["total"] is not None]
-    return max(over, key=lambda split: float(split["total"])) if over else dict.fromkeys(SPLIT)
+    over = [(split["total"], place) for place, split in enumerate(splits) if split["total"] is not None]
+    return splits[max(over)[1]] if over else dict.fromkeys(SPLIT)
 
 
 def _rollbacks(outcome: Outcome) -> int:
