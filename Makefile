@@ -7,7 +7,7 @@ PACKAGES := sharedlog dataflow nexmark protocols runners infra analysis
 export PYTHONPATH := $(CURDIR)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all check format bench lock clean
+.PHONY: help setup run test test-all check format soak bench lock clean
 
 help:  ## This list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 12
@@ -42,6 +42,9 @@ check: $(STAMP)  ## Lint, format, types, and who may import whom.
 
 format: $(STAMP)  ## Let ruff lay out the code.
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .
+
+soak: $(STAMP)  ## Ten minutes under fire: every protocol, a fault every few seconds, verified, nothing may grow.
+	@$(BIN)/python run.py experiment=soak
 
 bench: $(STAMP)  ## Benchmarks, with ratios measured in the same run.
 	@$(BIN)/python -m tests.bench

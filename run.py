@@ -1,56 +1,59 @@
 """The command line: `python run.py query=q5 protocol=unsafe rate=50000 duration_s=20 seed=7`.
 
-The only user of Hydra. Exit codes: 0 all well, 1 a guarantee broken or a run invalid, 2 bad configuration (nothing was
-started), 130 interrupted.
+The only user of Hydra. Exit codes: 0 all well, 1 a guarantee broken, a run invalid or a cell of an experiment failed,
+2 bad configuration (nothing was started), 130 interrupted.
 """
 
+import contextlib
 import os
+import shlex
 import shutil
 import sys
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, InstantiationException
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from analysis.figures import latency_over_time
-from analysis.tables import comparison
+from analysis.tables import aligned, comparison
 from infra import java
 from infra.cluster import Cluster, ClusterError, Endpoint
 from nexmark.generator import Generator
-from runners import log_latency
-from runners.benchmark import execute, prepare
+from runners import experiments, grid, manifest, soak
+from runners.benchmark import Prepared, execute, prepare
 from runners.display import Display
-from runners.rundir import ROOT
+from runners.rundir import ROOT, RunDirectory
 from runners.settings import ConfigError, Settings
 from runners.spark import session
+from runners.sustained import Search
+from runners.sweep import BAD_CONFIG, BROKEN, WELL, Result, Sweep
 
-WELL, BROKEN, BAD_CONFIG, INTERRUPTED = 0, 1, 2, 130
+INTERRUPTED = 130
 NAMES = ("query", "protocol", "log", "cluster", "failure")
+NOT_MEASURED = ("quiet", "force", "scale", "repetition")  # two cells that differ in these alone measure the same
+GRID = ("name", "axes", "repetitions", "at")
+MANY = 12  # runs are too many for a table in the terminal
 _codes: list[int] = []
 
 
 @hydra.main(version_base="1.3", config_path="configs", config_name="config")
 def main(config: DictConfig) -> None:
-    """One job of the command line or of a sweep; a failing one does not stop the sweep."""
+    """One job of the command line or of a multirun; a failing one does not stop the others."""
     try:
-        _codes.append(EXPERIMENTS[_experiment(config)](config))
+        _codes.append(single(config) if config.experiment.kind == "single" else sweep(config))
     except ConfigError as error:
         print(f"run.py: {error}", file=sys.stderr)
         _codes.append(BAD_CONFIG)
-
-
-def _experiment(config: DictConfig) -> str:
-    name = str(config.experiment.name)
-    if name not in EXPERIMENTS:
-        raise ConfigError(f"no experiment {name!r}; there are {', '.join(EXPERIMENTS)}")
-    return name
+        with contextlib.suppress(OSError):  # Hydra made it, and nothing was written
+            os.rmdir(HydraConfig.get().runtime.output_dir)
 
 
 def single(config: DictConfig) -> int:
@@ -63,17 +66,192 @@ def single(config: DictConfig) -> int:
     return WELL if run["valid"] and run["guarantee_held"] is not False else BROKEN
 
 
-def measure(config: DictConfig, directory: Path, choices: Mapping[str, Any]) -> dict[str, Any]:
-    """Run what the configuration says and leave it in a directory; `choices` names the config file of every group."""
+def sweep(config: DictConfig) -> int:
+    """All cells of an experiment's grid, each with a directory of its own; then what they came to."""
+    experiment = config.experiment
+    if config.scale not in experiment.at:
+        raise ConfigError(f"{experiment.name} has no scale={config.scale}; use {' or '.join(experiment.at)}")
+    if experiment.kind not in KINDS:
+        raise ConfigError(f"experiment.kind is {experiment.kind!r}; use {', '.join(KINDS)}")
+    given = list(HydraConfig.get().overrides.task)
+    place = [one for one in HydraConfig.get().overrides.hydra if one.startswith("hydra.run.dir=")]
+    directory = Path(HydraConfig.get().runtime.output_dir).absolute()
+    kind, code = KINDS[experiment.kind], manifest.code_version()
+
+    def check(overrides: tuple[str, ...]) -> str:
+        cell, choices = composed([*given, *overrides])
+        kind.check(cell, choices, directory)
+        return manifest.key_of(identity(cell), code)
+
+    def run_cell(entry: manifest.Entry, place: Path, label: str) -> Result:
+        cell, choices = composed([*given, *entry.overrides, f"repetition={entry.repetition}"])
+        return kind.measure(cell, choices, place, Display(label, quiet=bool(config.quiet)))
+
+    work = Sweep(
+        directory=directory,
+        experiment=str(experiment.name),
+        scale=str(config.scale),
+        command=shlex.join(["python", "run.py", *given, *place]),
+        seed=int(config.seed),
+        check=check,
+        measure=run_cell,
+        force=bool(config.force),
+        quiet=bool(config.quiet),
+    )
+    axes = plain(experiment.axes)
+    exit_code = work.run(
+        grid.in_order(grid.expand(axes, grid.keys(given), ROOT / "configs"), experiment.repetitions, work.seed)
+    )
+    places = [directory / entry.directory for entry in work.entries if entry.state == manifest.DONE]
+    if places:
+        print(kind.conclude(places))
+        for file in write_report(directory, places):
+            print(f"report: {os.path.relpath(file)}")
+    print(f"cells:  {os.path.relpath(directory)}/{manifest.NAME}")
+    return exit_code
+
+
+def write_report(directory: Path, places: Sequence[Path]) -> list[Path]:
+    """Figures and pages about all finished cells of a sweep."""
+    runs = [place for place in places if (place / "run.json").exists()]
+    return [latency_over_time(runs, directory / "latency.png")] if 0 < len(runs) <= MANY else []
+
+
+def composed(overrides: Sequence[str]) -> tuple[DictConfig, Mapping[str, Any]]:
+    """The configuration of one cell, and the name of the file chosen in every group. Raises `ConfigError`."""
+    try:
+        config = compose(config_name="config", overrides=list(overrides), return_hydra_config=True)
+        choices = dict(config.hydra.runtime.choices)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_first_line(error)) from error
+    with open_dict(config):
+        del config.hydra
+    return config, choices
+
+
+def plain(config: DictConfig) -> dict[str, Any]:
+    try:
+        content = OmegaConf.to_container(config, resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(_first_line(error)) from error
+    assert isinstance(content, dict)
+    return {str(name): value for name, value in content.items()}
+
+
+def identity(config: DictConfig) -> dict[str, Any]:
+    """The part of a cell's configuration that decides what is measured; directories are set later and not in it."""
+    content = {name: value for name, value in plain(config).items() if name not in NOT_MEASURED}
+    content["experiment"] = {name: value for name, value in content["experiment"].items() if name not in GRID}
+    return content
+
+
+def check_run(config: DictConfig, choices: Mapping[str, Any], directory: Path) -> Prepared:
+    """Build and check all that a run needs, without Spark. Raises `ConfigError`."""
+    endpoint = _start(build_part(config, "cluster"))
     settings = read_settings(config, directory, choices)
-    cluster = build_part(config, "cluster")
-    endpoint = _start(cluster)
-    prepared = prepare(settings, endpoint.slots, vitals=directory / "vitals", executors=endpoint.executors)
-    label = f"{settings.names['query']} {settings.names['protocol']}"
-    display = Display(label, quiet=bool(config.quiet))
-    display.say(f"{label}: {settings.total} events at {settings.rate}/s, {len(prepared.spec.roles())} roles; "
-                f"starting Spark …")  # fmt: skip
-    spark = start_spark(endpoint)
+    return prepare(settings, endpoint.slots, vitals=directory / "vitals", executors=endpoint.executors)
+
+
+def run_cell(config: DictConfig, choices: Mapping[str, Any], directory: Path, display: Display) -> Result:
+    return experiments.run_result(measure(config, directory, choices, display))
+
+
+def soak_cell(config: DictConfig, choices: Mapping[str, Any], directory: Path, display: Display) -> Result:
+    """A long run under many faults, after which nothing may have grown."""
+    run = measure(config, directory, choices, display)
+    return experiments.soak_result(run, RunDirectory(directory).resources())
+
+
+def conclude_soak(places: Sequence[Path]) -> str:
+    found = [RunDirectory(place) for place in sorted(places)]
+    return "\n" + aligned([soak.HEADER, *(soak.row(one.run(), one.resources()) for one in found)]) + "\n"
+
+
+def conclude_runs(places: Sequence[Path]) -> str:
+    """One line for each run if there are few; otherwise the report has them."""
+    runs = sorted((RunDirectory(place).run() for place in places), key=lambda run: str(run["protocol"]))
+    if len(runs) > MANY:
+        return f"\n{len(runs)} runs are finished"
+    first = runs[0]
+    fault = "".join(f"; {fault['kind']} of {fault['role']}" for fault in first["faults"])
+    alike = all((run["query"], run["rate_offered"]) == (first["query"], first["rate_offered"]) for run in runs)
+    head = f"{first['query']}, {first['events']} events at {first['rate_offered']}/s" if alike else f"{len(runs)} runs"
+    reasons = [f"  invalid, {run['protocol']}: {reason}" for run in runs for reason in run["invalid_reasons"]]
+    repetitions = len({run["repetition"] for run in runs})
+    tasks = f"{first['parallelism']} tasks per stage"
+    return "\n".join([f"\n{head}, {tasks}{fault}; n={repetitions}\n", comparison(runs), *reasons, ""])
+
+
+def check_log(config: DictConfig, choices: Mapping[str, Any], directory: Path) -> None:
+    build_part(config, "log", path=str(directory / "log"))
+    experiments.check_rates(config.experiment.rates, config.experiment.seconds_each)
+
+
+def log_cell(config: DictConfig, choices: Mapping[str, Any], directory: Path, display: Display) -> Result:
+    """The log alone, no Spark."""
+    log = build_part(config, "log", path=str(directory / "log"))
+    (directory / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True))
+    display.say(
+        f"{choices['log']}: {config.experiment.seconds_each} s for each of {config.experiment.rates} appends/s …"
+    )
+    try:
+        return experiments.measure_log(log, config.experiment.rates, config.experiment.seconds_each, directory)
+    finally:
+        shutil.rmtree(directory / "log", ignore_errors=True)
+
+
+def search_of(config: DictConfig) -> Search:
+    names = Search.__dataclass_fields__
+    try:
+        return Search(**{name: value for name, value in plain(config.experiment).items() if name in names})
+    except (TypeError, ValueError) as error:
+        raise ConfigError(_first_line(error)) from error
+
+
+def check_search(config: DictConfig, choices: Mapping[str, Any], directory: Path) -> None:
+    config.rate = search_of(config).start_rate
+    check_run(config, choices, directory)
+
+
+def search_cell(config: DictConfig, choices: Mapping[str, Any], directory: Path, display: Display) -> Result:
+    """The highest sustainable rate; every probe is a run with a directory of its own."""
+
+    def probe(rate: int, place: Path) -> Mapping[str, Any]:
+        config.rate = rate
+        return measure(config, place, choices, display)
+
+    return experiments.search_rate(search_of(config), probe, directory)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What the cells of an experiment are: how one is checked, how it is measured, what they say together."""
+
+    check: Callable[[DictConfig, Mapping[str, Any], Path], Any]
+    measure: Callable[[DictConfig, Mapping[str, Any], Path, Display], Result]
+    conclude: Callable[[Sequence[Path]], str]
+
+
+KINDS = {
+    "run": Kind(check=check_run, measure=run_cell, conclude=conclude_runs),
+    "soak": Kind(check=check_run, measure=soak_cell, conclude=conclude_soak),
+    "log_latency": Kind(check=check_log, measure=log_cell, conclude=experiments.latency_table),
+    "search": Kind(check=check_search, measure=search_cell, conclude=experiments.search_table),
+}
+
+
+def measure(
+    config: DictConfig, directory: Path, choices: Mapping[str, Any], display: Display | None = None
+) -> dict[str, Any]:
+    """Run what the configuration says and leave it in a directory; `choices` names the config file of every group."""
+    prepared = check_run(config, choices, directory)
+    settings = prepared.settings
+    if display is None:
+        label = f"{settings.names['query']} {settings.names['protocol']}"
+        display = Display(label, quiet=bool(config.quiet))
+        display.say(f"{label}: {settings.total} events at {settings.rate}/s, {len(prepared.spec.roles())} roles; "
+                    f"starting Spark …")  # fmt: skip
+    spark = start_spark(_start(build_part(config, "cluster")))
     try:
         return execute(prepared, spark, directory, OmegaConf.to_yaml(config, resolve=True), display)
     finally:
@@ -82,55 +260,12 @@ def measure(config: DictConfig, directory: Path, choices: Mapping[str, Any]) -> 
         shutil.rmtree(directory / "vitals", ignore_errors=True)
 
 
-def quickstart(config: DictConfig) -> int:
-    """Every protocol in turn, on the same input with the same fault; a table and a figure at the end."""
-    directory = Path(HydraConfig.get().runtime.output_dir).absolute()
-    choices = dict(HydraConfig.get().runtime.choices)
-    names = sorted(path.stem for path in (ROOT / "configs" / "protocol").glob("*.yaml"))
-    runs = []
-    for name in names:
-        choices["protocol"] = name
-        config.protocol = OmegaConf.load(ROOT / "configs" / "protocol" / f"{name}.yaml")
-        runs.append(measure(config, directory / name, choices))
-        if "interrupted" in runs[-1]["invalid_reasons"]:
-            raise KeyboardInterrupt
-    figure = latency_over_time([directory / name for name in names], directory / "latency.png")
-    first = runs[0]
-    print(
-        f"\n{first['query']}, {first['events']} events at {first['rate_offered']}/s,"
-        f" {first['parallelism']} tasks per stage; SIGKILL of {config.failure.role} at {config.failure.at_s} s; n=1\n"
-    )
-    print(comparison(runs))
-    for run in runs:
-        for reason in run["invalid_reasons"]:
-            print(f"  invalid, {run['protocol']}: {reason}")
-    print(f"\nfigure: {os.path.relpath(figure)}\nruns:   {os.path.relpath(directory)}/<protocol>/run.json")
-    return WELL if all(run["guarantee_held"] is not False for run in runs) else BROKEN
-
-
-def run_log_latency(config: DictConfig) -> int:
-    """The log alone, no Spark."""
-    directory = Path(HydraConfig.get().runtime.output_dir).absolute()
-    log = build_part(config, "log", path=str(directory / "log"))
-    rates = [int(rate) for rate in config.experiment.rates]
-    try:
-        rows = log_latency.measure(log, rates, float(config.experiment.seconds_each))
-    finally:
-        shutil.rmtree(directory / "log", ignore_errors=True)
-    print(log_latency.format_table(rows))
-    return WELL
-
-
-EXPERIMENTS = {"single": single, "quickstart": quickstart, "log_latency": run_log_latency}
-
-
 def read_settings(config: DictConfig, directory: Path, choices: Mapping[str, Any]) -> Settings:
     """Build and check everything that the configuration names. Raises `ConfigError`."""
     workload = build_part(config, "source")
     if isinstance(workload, Generator):
         workload = replace(workload, total=workload.count_before(int(float(config.duration_s) * 1e6)))
-    plain = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(plain, dict)
+    content = plain(config)
     return Settings(
         query=build_part(config, "query"),
         protocol=build_part(config, "protocol"),
@@ -138,7 +273,7 @@ def read_settings(config: DictConfig, directory: Path, choices: Mapping[str, Any
         log=build_part(config, "log", path=str(directory / "log")),
         failure=build_part(config, "failure"),
         names={name: str(choices[name]) for name in NAMES},
-        **{str(name): plain[name] for name in Settings.__dataclass_fields__ if name in plain and name not in PARTS},
+        **{name: content[name] for name in Settings.__dataclass_fields__ if name in content and name not in PARTS},
     )
 
 
@@ -211,7 +346,7 @@ def command() -> int:
     try:
         main()
     except KeyboardInterrupt:
-        print("run.py: interrupted; what was measured so far is kept", file=sys.stderr)
+        print("run.py: interrupted; what was measured so far is kept, and the same command goes on", file=sys.stderr)
         return INTERRUPTED
     except (HydraException, OmegaConfBaseException) as error:
         print(f"run.py: {_first_line(error)}", file=sys.stderr)

@@ -1,5 +1,6 @@
 """Folding revisions into an answer: the last value of every key, or the multiset of all rows."""
 
+import hashlib
 from abc import ABC, abstractmethod
 
 import numpy as np
@@ -105,3 +106,9 @@ class MultisetFold(Fold):
 
 def fold_for(answer: Answer) -> Fold:
     return KeyedFold(answer) if answer.key else MultisetFold(answer)
+
+
+def answer_hash(stream: bytes) -> str:
+    """Of an answer as the sink hands it over, whatever the order of its rows: equal answers have equal hashes."""
+    table = pl.DataFrame(pl.from_arrow(pa.ipc.open_stream(stream).read_all()))
+    return hashlib.sha256(table.sort(table.columns).write_csv().encode()).hexdigest()

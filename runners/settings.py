@@ -42,11 +42,12 @@ class Settings:
     verify: bool
     keep_log: bool
     keep_samples: bool = False
+    repetition: int = 0  # of the same run in a sweep
 
     def __post_init__(self) -> None:
         for name in ("sources", "parallelism", "flush_bytes"):
             self._number(name, int, 1, 1 << 30)
-        for name in ("rate", "seed", "spare_slots"):
+        for name in ("rate", "seed", "spare_slots", "repetition"):
             self._number(name, int, 0, 1 << 62)
         for name in (
             "duration_s",

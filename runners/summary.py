@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from runners.answer import answer_hash
 from runners.histogram import Histogram, percentiles, summary_ms
 from runners.resources import Usage
 from runners.settings import Settings
@@ -51,6 +52,7 @@ def summarise(findings: Findings) -> dict[str, Any]:
         "verified": checked is not None,
         **settings.names,
         "seed": settings.seed,
+        "repetition": settings.repetition,
         "sources": settings.sources,
         "parallelism": settings.parallelism,
         "rate_offered": settings.rate,
@@ -69,6 +71,7 @@ def summarise(findings: Findings) -> dict[str, Any]:
         "revisions_per_event": _revisions(outcome),
         **delays,
         "verification": _verification(checked),
+        "answer_hash": _answer_hash(outcome),
         "faults": outcome.faults,
         "restarts": outcome.restarts,
         "rollbacks": _rollbacks(outcome),
@@ -184,6 +187,11 @@ def _verification(checked: Verification | None) -> dict[str, Any] | None:
         "edges_ok": checked.edges_ok,
         "examples": checked.examples,
     }
+
+
+def _answer_hash(outcome: Outcome) -> str | None:
+    sink = outcome.results.get("sink")
+    return answer_hash(sink.result["answer"]) if sink is not None and "answer" in sink.result else None
 
 
 def _last_reports(outcome: Outcome) -> dict[tuple[str, int], dict[str, Any]]:
