@@ -19,6 +19,7 @@ from runners.recovery import caught_up_us
 from runners.reports import Report, Reports
 from runners.resources import Resources, Usage
 from runners.spark import SparkJobs
+from runners.strike import born_s
 from runners.vitals import Ward
 from runners.worker import START_KEY, RoleResult, RunSpec, wall_us
 from sharedlog.log import SharedLog
@@ -217,6 +218,8 @@ class Supervisor:
                 continue
             if self._log.get(f"instance/{role}") > report.instance or self._ended(role):
                 continue
+            if seen is not None and not born_s(seen.pid):
+                continue  # dead, not hung: Spark starts the next one
             self._replaced.add((role, report.instance))
             self._injector.replaced[role, report.instance] = now_us
             self._record("hung", role=role, instance=report.instance, silent_ms=silent_ms, pid=report.content["pid"])
