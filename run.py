@@ -19,8 +19,8 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from analysis.figures import latency_over_time
 from analysis.tables import comparison
+from analysis.timeline import latency_over_time
 from infra import java
 from infra.cluster import Cluster, ClusterError, Endpoint
 from nexmark.generator import Generator
