@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import NullLocator
 
 from analysis import published
 from analysis.load import Results
-from analysis.metrics import WRITTEN_KINDS, Estimate, against_baseline, cells, median_of, short, write_amplification
-from analysis.style import Look, finish, looks, panels, save
+from analysis.metrics import WRITTEN_KINDS, Estimate, against_baseline, cells, median_of, write_amplification
+from analysis.style import Look, finish, log_numbers, looks, panels, save
 from analysis.timeline import recovery_timelines
 
 BASELINE = "unsafe"
@@ -49,10 +49,14 @@ def usual(runs: pd.DataFrame) -> pd.DataFrame:
 
 def latency_throughput(results: Results) -> Any | None:
     """Visible p50 and p99 against the offered rate, a column for each query (four to a row)."""
-    found = cells(results, usual(results.frame)) if len(results.frame) else results.frame
-    if found.empty:
+    if results.frame.empty:
         return None
-    queries = sorted(found["query"].unique())
+    runs = usual(results.frame)
+    rates = runs.groupby("query")["rate_offered"].nunique()
+    queries = sorted(rates[rates > 1].index) or sorted(rates.index)  # one rate alone is no curve
+    if not queries:
+        return None
+    found = cells(results, runs[runs["query"].isin(queries)])
     across = min(4, len(queries))
     figure, axes = panels(2 * math.ceil(len(queries) / across), across, sharex="col" if len(queries) <= 4 else False)
     for place, query in enumerate(queries):
@@ -60,10 +64,11 @@ def latency_throughput(results: Results) -> Any | None:
             one = axes[2 * (place // across) + offset][place % across]
             part = found[found["query"] == query]
             for look in looks(part["protocol"]):
-                _line(one, look, part[part["protocol"] == look.name].sort_values("rate_offered"), percentile)
+                _line(one, look, part[part["protocol"] == look.name].sort_values("rate_offered"), percentile, part)
             one.set_title(f"{query}, {percentile}")
             _log_rates(one, part["rate_offered"])
-            _log_numbers(one)
+            one.set_yscale("log")
+            log_numbers(one.yaxis)
             if place % across == 0:
                 one.set_ylabel("visible latency (ms)")
             one.set_xlabel("offered events/s")
@@ -73,14 +78,17 @@ def latency_throughput(results: Results) -> Any | None:
     return finish(figure, axes.flat, "Latency against throughput", _note(found))
 
 
-def _line(one: Any, look: Look, part: pd.DataFrame, column: str) -> None:
-    """Estimates along the rates, with intervals; cells without a valid run are hollow."""
-    estimates = list(part[column])
-    values = [estimate.value for estimate in estimates]
-    one.errorbar(
-        part["rate_offered"], values, yerr=_errors(estimates), color=look.colour, lw=1.2, capsize=2, elinewidth=1
-    )
-    for rate, value, valid in zip(part["rate_offered"], values, part["valid"], strict=True):
+def _line(one: Any, look: Look, part: pd.DataFrame, column: str, everyone: pd.DataFrame) -> None:
+    """Estimates along the rates, with intervals; cells without a valid run are hollow.
+
+    Where all share one rate they stand side by side instead of on top of each other.
+    """
+    beside = 1.0 if everyone["rate_offered"].nunique() > 1 else 1.12 ** (look.place - 2)
+    rates = part["rate_offered"] * beside
+    values = [estimate.value for estimate in part[column]]
+    errors = _errors(list(part[column]))
+    one.errorbar(rates, values, yerr=errors, color=look.colour, lw=1.2, capsize=2, elinewidth=1)
+    for rate, value, valid in zip(rates, values, part["valid"], strict=True):
         one.plot([rate], [value], look.marker, ms=5, color=look.colour, mfc=look.colour if valid else "white")
     one.plot([], [], look.marker + "-", ms=5, lw=1.2, color=look.colour, label=look.label)
 
@@ -99,14 +107,14 @@ def commit_interval(results: Results) -> Any | None:
         return None
     quiet = runs[(runs["fault_count"] == 0) & runs["commit_interval_ms"].notna()]
     swept = quiet.groupby(["query", "rate_offered"])["commit_interval_ms"].nunique()
-    chosen = [key for key, count in swept.items() if count > 1]
+    chosen = [(str(query), int(rate)) for query, rate in swept[swept > 1].index]
     if not chosen:
         return None
     found = cells(results, quiet)
-    found = found[[key in chosen for key in zip(found["query"], found["rate_offered"], strict=True)]]
+    found = found.loc[[key in chosen for key in zip(found["query"], found["rate_offered"], strict=True)]]
     figure, axes = panels(len(chosen), 2, width=4.2)
     for row, (query, rate) in enumerate(chosen):
-        part = found[(found["query"] == query) & (found["rate_offered"] == rate)]
+        part = found.loc[(found["query"] == query) & (found["rate_offered"] == rate)]
         for one, percentile in zip(axes[row], ("p50", "p99"), strict=True):
             _bars(one, part, percentile)
             one.set_title(f"{query} at {rate:,} events/s, {percentile}")
@@ -152,7 +160,7 @@ def cost_of_safety(results: Results) -> Any | None:
                 one.axhspan(low, high, color="#009E73", alpha=0.12, lw=0, label="paper's progress marking, Q5")
             for look in looks(part["protocol"]):
                 mine = part[part["protocol"] == look.name].sort_values("rate_offered")
-                _line(one, look, mine, f"p{percent}_ratio")
+                _line(one, look, mine, f"p{percent}_ratio", part)
             one.set_title(f"{query}, p{percent}")
             _log_rates(one, part["rate_offered"])
             one.set_ylim(bottom=0)
@@ -188,9 +196,13 @@ def written(results: Results) -> Any | None:
         unused.set_axis_off()
     faults = "; runs with a fault" if (runs["fault_count"] > 0).all() else ""
     note = (
-        f"medians; n = {_span(counted)} runs per bar, invalid ones included: bytes do not depend on the clock{faults}"
+        f"medians; n = {_span(counted)} run(s) per bar, invalid ones included: bytes do not hang on the clock{faults}"
     )
-    return finish(figure, [], "Write amplification", note) if _kind_legend(figure) else None
+    handles = [
+        Patch(facecolor=colour, hatch=hatch, edgecolor="black", lw=0.5, label=kind)
+        for kind, (colour, hatch) in KIND_LOOKS.items()
+    ]
+    return finish(figure, [], "Write amplification", note, handles)
 
 
 def _common_rate(part: pd.DataFrame) -> int:
@@ -211,19 +223,11 @@ def _stacks(one: Any, part: pd.DataFrame, names: Sequence[Look]) -> None:
         left += sizes
     for place, look in enumerate(names):
         total = median_of(part["amplification"][part["protocol"] == look.name].tolist())
-        if total.n:
-            one.text(left[place], place, f" {total.value:.2f}", va="center", fontsize=8)
+        one.text(left[place], place, f" {total.value:.2f}" if total.n else " not run", va="center", fontsize=8)
     one.set_yticks(places, [look.label for look in names])
     one.set_ylim(len(names) - 0.4, -0.6)
     one.set_xlim(0, max(left.max(), 0.01) * 1.25)
     one.grid(axis="y", visible=False)
-
-
-def _kind_legend(figure: Any) -> bool:
-    handles = [Patch(facecolor=KIND_LOOKS[kind][0], hatch=KIND_LOOKS[kind][1], edgecolor="black", lw=0.5, label=kind)
-               for kind in WRITTEN_KINDS]  # fmt: skip
-    figure.legend(handles=handles, loc="outside lower center", ncols=5, fontsize=8.5)
-    return True
 
 
 def log_latency(results: Results) -> Any | None:
@@ -241,7 +245,8 @@ def log_latency(results: Results) -> Any | None:
                      lw=1, label=f"{system} (paper, three replicas over a network)")  # fmt: skip
         one.set_title(percentile)
         _log_rates(one, [*medians.index, *published.LOG_LATENCY_US["Boki"]])
-        _log_numbers(one)
+        one.set_yscale("log")
+        log_numbers(one.yaxis)
         one.set_xlabel("appends/s")
     axes[0][0].set_ylabel("append to read elsewhere (µs)")
     repeated = rows.groupby("rate").size().tolist()
@@ -269,7 +274,7 @@ def _note(found: pd.DataFrame) -> str:
     hollow = int((~found["valid"].astype(bool)).sum())
     left_out = int(found["left_out"].sum())
     parts = [f"n = {_span(found['n'].tolist())} run(s) per point"]
-    parts.append("bars: bootstrap 95% intervals" if (found["n"] > 1).any() else "no intervals with one run")
+    parts.append("whiskers: bootstrap 95% intervals" if (found["n"] > 1).any() else "no intervals with one run")
     if hollow:
         parts.append(f"hollow: {hollow} cell(s) of invalid runs only")
     if left_out:
@@ -288,16 +293,9 @@ def _log_rates(one: Any, rates: Sequence[float]) -> None:
     shown = [ticks[0]] if ticks else []
     span = math.log(ticks[-1] / ticks[0]) if len(ticks) > 1 else 1.0
     for tick in ticks[1:]:
-        if math.log(tick / shown[-1]) > span / 6:
+        if math.log(tick / shown[-1]) > span / 8:
             shown.append(tick)
     one.set_xticks(shown, [f"{tick / 1000:g}k" if tick >= 1000 else f"{tick:g}" for tick in shown])
     one.xaxis.set_minor_locator(NullLocator())
     if len(ticks) == 1:
         one.set_xlim(ticks[0] / 2, ticks[0] * 2)
-
-
-def _log_numbers(one: Any) -> None:
-    one.set_yscale("log")
-    one.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
-    one.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value) if value < 100 else f"{value:,.0f}"))
-    one.yaxis.set_minor_formatter(NullFormatter())

@@ -1,5 +1,7 @@
 """How figures look: a protocol has the same colour, marker and place in every one of them, whatever else is shown."""
 
+import math
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +12,7 @@ import matplotlib
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from runners.rundir import ROOT
 
@@ -24,6 +27,7 @@ plt.rcParams.update(
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.grid": True,
+        "axes.axisbelow": True,
         "grid.alpha": 0.3,
         "grid.linewidth": 0.5,
         "legend.frameon": False,
@@ -75,20 +79,32 @@ def panels(rows: int, columns: int, *, width: float = 3.1, height: float = 2.5, 
     return plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False, **options)
 
 
-def finish(figure: Any, axes: Sequence[Any], title: str, note: str) -> Any:
-    """Title above, one legend for all axes and a note (n, what was left out) below, nothing on top of another."""
+def finish(figure: Any, axes: Iterable[Any], title: str, note: str, handles: Sequence[Any] = ()) -> Any:
+    """Title above; below one legend for all axes, headed by the note (n, and what was left out).
+
+    The note is the legend's title because matplotlib makes room for legends, but not for other text below them.
+    """
     figure.suptitle(title, fontsize=11)
-    handles: dict[str, Any] = {}
+    found = {handle.get_label(): handle for handle in handles}
     for one in axes:
         for handle, label in zip(*one.get_legend_handles_labels(), strict=True):
-            handles.setdefault(label, handle)
-    if handles:
-        figure.legend(
-            handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 5), fontsize=8.5,
-            frameon=False,
-        )  # fmt: skip
-    figure.supxlabel(note, fontsize=7.5, color="#444444", wrap=True)
+            found.setdefault(label, handle)
+    letters = int(figure.get_figwidth() * 17)
+    longest = max((len(label) for label in found), default=1)
+    rows = math.ceil(len(found) / max(1, int(letters / (longest + 8))))
+    figure.legend(
+        found.values(), found.keys(), loc="outside lower center", fontsize=8.5, frameon=False,
+        ncols=max(1, math.ceil(len(found) / max(rows, 1))),
+        title=textwrap.fill(note, letters), title_fontsize=7.5,
+    )  # fmt: skip
     return figure
+
+
+def log_numbers(axis: Any) -> None:
+    """Plain numbers at 1, 2 and 5 of every power of ten."""
+    axis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 10 else f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def save(figure: Any, directory: Path, name: str) -> Path:

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.ticker import FuncFormatter
 
 from analysis.load import Results, load
 from analysis.metrics import merge, percentile_ms
-from analysis.style import Look, finish, looks, panels, save
+from analysis.style import Look, finish, log_numbers, looks, panels, save
 from runners.rundir import RunDirectory
 
 _BIN_S = 0.1
@@ -52,16 +53,18 @@ def timeline(runs: pd.DataFrame, *, percent: float = 99) -> Any:
     for one in axes.flat:
         if faults:
             one.axvline(0, color="#444444", ls=":", lw=1.2, label="fault")
-        one.set_yscale("log")
+    axes[0][0].set_yscale("log")
+    log_numbers(axes[0][0].yaxis)
     axes[0][0].set_ylabel(f"visible p{percent:g} (ms)")
     if with_lag:
         axes[1][0].set_yscale("symlog", linthresh=100)
         axes[1][0].set_ylim(bottom=0)
+        axes[1][0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         axes[1][0].set_ylabel("lag (rows)")
     axes[-1][0].set_xlabel("seconds since the fault" if faults else "seconds since the first event")
     query, rates = ", ".join(sorted(set(shown["query"]))), sorted(set(shown["rate_offered"]))
     what = ", ".join(sorted({str(role) for role in shown["fault_role"] if role}))
-    title = f"{query} at {', '.join(f'{rate:,}' for rate in rates)} events/s" + (f", kill of {what}" if what else "")
+    title = f"{query} at {', '.join(f'{rate:,}' for rate in rates)} events/s" + (f", fault in {what}" if what else "")
     return finish(figure, axes.flat, title, _note(shown, len(runs) - len(shown)))
 
 
@@ -88,7 +91,7 @@ def _origin_s(run: Any) -> float:
 
 
 def _latency_line(one: Any, look: Look, runs: pd.DataFrame, percent: float) -> None:
-    tables = [RunDirectory(Path(run.directory)).latency() for run in runs.itertuples()]
+    tables = [RunDirectory(Path(directory)).latency() for directory in runs["directory"]]
     series = percentile_by_second(pd.concat(tables), "visible", percent)
     if series.empty:
         return
@@ -117,6 +120,6 @@ def _lag_line(one: Any, look: Look, runs: pd.DataFrame, lags: dict[str, pd.DataF
 
 
 def latency_over_time(directories: Sequence[Path], target: Path, *, percent: float = 99) -> Path:
-    """The time line of a few runs, as PNG and beside it as PDF. Raises `RunDirectoryError` where nothing is readable."""
+    """The time line of a few runs, as PNG and beside it as PDF."""
     results = load(*directories)
     return save(timeline(results.frame, percent=percent), target.parent, target.stem)

@@ -1,4 +1,4 @@
-"""A whole made-up sweep, with everything that figures and reports must cope with: `python -m tests.analysis.sample_sweep DIR`.
+"""A made-up sweep with all that figures and reports must cope with: `python -m tests.analysis.sample_sweep DIR`.
 
 Four queries, five protocols and one that no configuration knows, invalid cells, faults with lag, commit intervals,
 snapshots on and off, log latencies, a cut-off directory and a manifest.
