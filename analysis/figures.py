@@ -16,12 +16,19 @@ from matplotlib.ticker import NullLocator
 
 from analysis import published
 from analysis.load import Results
-from analysis.metrics import WRITTEN_KINDS, Estimate, against_baseline, cells, median_of, write_amplification
+from analysis.metrics import (
+    BASELINE,
+    WRITTEN_KINDS,
+    Estimate,
+    against_baseline,
+    cells,
+    median_of,
+    usual,
+    write_amplification,
+)
 from analysis.style import Look, finish, log_numbers, looks, panels, save
 from analysis.timeline import recovery_timelines
 
-BASELINE = "unsafe"
-USUAL_COMMIT_INTERVAL_MS = 100.0
 # The parts of what is written have greys and one accent: protocols own the colours.
 KIND_LOOKS = {
     "data": ("#4D4D4D", ""),
@@ -30,21 +37,6 @@ KIND_LOOKS = {
     "coordination": ("#D9D9D9", "xxxx"),
     "snapshot": ("#FFFFFF", "\\\\\\\\"),
 }
-
-
-def usual(runs: pd.DataFrame) -> pd.DataFrame:
-    """Runs without faults at one commit interval: 100 ms where there is such a run, else the longest there is.
-
-    Protocols without commits belong to every interval.
-    """
-    if runs.empty:
-        return runs
-    quiet = runs[runs["fault_count"] == 0]
-    intervals = quiet["commit_interval_ms"].dropna()
-    if intervals.empty:
-        return quiet
-    chosen = USUAL_COMMIT_INTERVAL_MS if (intervals == USUAL_COMMIT_INTERVAL_MS).any() else intervals.max()
-    return quiet[quiet["commit_interval_ms"].isna() | (quiet["commit_interval_ms"] == chosen)]
 
 
 def latency_throughput(results: Results) -> Any | None:

@@ -21,6 +21,8 @@ SEED = 7
 LEVEL = 95.0
 # Rule 2 of the method: beyond this, two runs did not do the same work.
 MAX_REVISIONS_APART = 0.2
+BASELINE = "unsafe"
+USUAL_COMMIT_INTERVAL_MS = 100.0
 WRITTEN_KINDS = ("data", "changelog", "marker", "coordination", "snapshot")
 # The columns that name a cell to a person; `cell` tells cells apart that agree in all of these.
 CELL = ("query", "rate_offered", "failure", "protocol", "commit_interval_ms", "snapshot_interval_ms", "cell")
@@ -171,6 +173,21 @@ def cells(results: Results, runs: pd.DataFrame, metric: str = "visible") -> pd.D
         row["directories"] = used["directory"].tolist()
         rows.append(row)
     return pd.DataFrame(rows, columns=[*CELL, "p50", "p99", "valid", "n", "left_out", "directories"])
+
+
+def usual(runs: pd.DataFrame) -> pd.DataFrame:
+    """Runs without faults at one commit interval: 100 ms where there is such a run, else the longest there is.
+
+    Protocols without commits belong to every interval.
+    """
+    if runs.empty:
+        return runs
+    quiet = runs[runs["fault_count"] == 0]
+    intervals = quiet["commit_interval_ms"].dropna()
+    if intervals.empty:
+        return quiet
+    chosen = USUAL_COMMIT_INTERVAL_MS if (intervals == USUAL_COMMIT_INTERVAL_MS).any() else intervals.max()
+    return quiet[quiet["commit_interval_ms"].isna() | (quiet["commit_interval_ms"] == chosen)]
 
 
 def against_baseline(results: Results, found: pd.DataFrame, baseline: str, metric: str = "visible") -> pd.DataFrame:

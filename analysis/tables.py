@@ -179,10 +179,8 @@ def recovery_rows(results: Results) -> list[Row]:
         entries = median_of(used["recovery_entries_read"].tolist())
         query, rate, protocol, snapshots = key
         note = "" if len(good) else " (invalid)"
-        rows.append((
-            str(query), f"{rate:,}", str(protocol), _snapshots(snapshots), *(_bare(split[part]) for part in split),
-            _bare(entries), f"{len(used)}{note}",
-        ))  # fmt: skip
+        named = (str(query), f"{rate:,}", str(protocol), _snapshots(float(str(snapshots))))
+        rows.append((*named, *(_bare(split[part]) for part in split), _bare(entries), f"{len(used)}{note}"))
     return rows
 
 
