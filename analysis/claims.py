@@ -6,7 +6,7 @@ Latencies are `visible` ones, the method's headline; the paper's own measure (`p
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -111,8 +111,8 @@ class _Pair:
     query: str
     rate: int
     interval_ms: float
-    over: Mapping[str, Any]
-    under: Mapping[str, Any]
+    over: Mapping[Hashable, Any]
+    under: Mapping[Hashable, Any]
     kept_up: bool
 
 
