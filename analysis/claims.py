@@ -149,11 +149,9 @@ def _compare(results: Results, pair: _Pair, percent: int, judge: Callable[[Estim
     """The ratio of the two cells' percentiles, judged; undecided without valid runs on both sides."""
 
     visible = _ratio(results, pair, percent, "visible")
-    names = f"{pair.over['protocol']} / {pair.under['protocol']}"
-    numbers = (
-        f"p{percent} {names}: {pair.over[f'p{percent}']} ms / {pair.under[f'p{percent}']} ms = {visible}"
-        f"; by the paper's measure {_ratio(results, pair, percent, 'paper')}"
-    )
+    top, bottom = (f"{cell['protocol']} {cell[f'p{percent}'].bare}" for cell in (pair.over, pair.under))
+    paper = _ratio(results, pair, percent, "paper")
+    numbers = f"p{percent} of {top} / {bottom} ms = {visible}; by the paper's measure {paper.bare}"
     valid = bool(pair.over["valid"]) and bool(pair.under["valid"])
     apart = _revisions_apart(results, pair)
     if apart > MAX_REVISIONS_APART:

@@ -37,15 +37,15 @@ class Estimate:
     high: float = math.nan
     n: int = 0
 
-    def __str__(self) -> str:
-        if not self.n or math.isnan(self.value):
-            return "–"
+    @property
+    def bare(self) -> str:
+        """Value and interval, without n."""
         if math.isnan(self.low):
-            return f"{short(self.value)} (n={self.n})"
-        return f"{short(self.value)} [{short(self.low)}, {short(self.high)}] (n={self.n})"
+            return short(self.value)
+        return f"{short(self.value)} [{short(self.low)}, {short(self.high)}]"
 
-
-NOTHING = Estimate(value=math.nan)
+    def __str__(self) -> str:
+        return f"{self.bare} (n={self.n})" if self.n else "–"
 
 
 def short(value: float) -> str:

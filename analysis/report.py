@@ -25,16 +25,17 @@ CAPTIONS = {
 SHOWN_COMMANDS = 12
 STYLE = """
 :root { color-scheme: light; }
-body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; margin: 0 auto; max-width: 1100px;
+body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; margin: 0 auto; max-width: 1200px;
   padding: 1rem 1.2rem 4rem; }
 h1 { font-size: 1.6rem; margin-bottom: .2rem; }
 h2 { font-size: 1.2rem; margin-top: 2.2rem; border-bottom: 1px solid #ddd; }
-nav a { margin-right: .9rem; } .wide { overflow-x: auto; }
+nav a { margin-right: .9rem; display: inline-block; } .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .25rem .7rem .25rem 0; vertical-align: top; border-bottom: 1px solid #eee; }
 th { border-bottom: 1px solid #999; white-space: nowrap; } .tight td { white-space: nowrap; }
 figure { margin: 1.2rem 0; } figure img { max-width: 100%; height: auto; } figcaption { color: #555; font-size: 13px; }
 pre { background: #f5f5f5; padding: .6rem .8rem; overflow-x: auto; font-size: 13px; }
+.claim { border-bottom: 1px solid #eee; padding: .5rem 0; }
 .holds, .does-not-hold, .not-enough-data { font-weight: 600; white-space: nowrap; }
 .holds { color: #00664a; } .does-not-hold { color: #a33d00; } .not-enough-data { color: #666; }
 .small { font-size: 13px; color: #555; }
@@ -112,9 +113,9 @@ def _summary(results: Results, judged: Sequence[claims.Judged]) -> str:
     else:
         lines.append("No complete run was found.")
     if len(results.unreadable):
-        lines.append(f"{len(results.unreadable)} directories could not be read; they are listed below.")
-    tally = [f"{sum(j.verdict is v for j in judged)} {v.value}" for v in claims.Verdict]
-    lines.append("Claims of the paper: " + ", ".join(tally) + ".")
+        lines.append(f"Directories that could not be read: {len(results.unreadable)}; they are listed below.")
+    tally = [f"{v.value}: {sum(j.verdict is v for j in judged)}" for v in claims.Verdict]
+    lines.append("Claims of the paper: " + "; ".join(tally) + ".")
     return _list(lines) + "".join(f'<p class="flag">{_text(flag)}</p>' for flag in _flags(results))
 
 
@@ -134,22 +135,20 @@ def _flags(results: Results) -> Iterable[str]:
 
 
 def _claims(judged: Sequence[claims.Judged]) -> str:
-    rows = []
-    for one in judged:
-        numbers = _list([f"{f.where}: {f.verdict.value}. {f.numbers}" for f in one.findings], "numbers")
-        style = one.verdict.value.replace(" ", "-")
-        rows.append(
-            f'<tr><td class="{style}">{one.verdict.value}</td><td>{_text(one.claim.statement)}<br><span class="small">'
-            f"{_text(one.summary)}</span>{numbers}</td><td>{_text(one.claim.published)}</td></tr>"
-        )
-    return (
+    blocks = [
         '<p class="small">Ratios with bootstrap 95% intervals over repetitions; a claim needs at least '
-        f"{claims.LEAST_REPETITIONS} valid ones on both sides, and an interval on one side of the limit. The paper ran on "
-        "13 machines with a replicated log: compare shapes and ratios, not milliseconds.</p>"
-        '<div class="wide"><table><tr><th>here</th><th>claim</th><th>published</th></tr>'
-        + "".join(rows)
-        + "</table></div>"
-    )
+        f"{claims.LEAST_REPETITIONS} valid ones on both sides, and an interval on one side of the limit. The paper ran "
+        "on 13 machines with a replicated log: compare shapes and ratios, not milliseconds.</p>"
+    ]
+    for one in judged:
+        style = one.verdict.value.replace(" ", "-")
+        blocks.append(
+            f'<div class="claim"><span class="{style}">{one.verdict.value}</span> {_text(one.claim.statement)}'
+            f'<div class="small">Paper: {_text(one.claim.published)}. Here: {_text(one.summary)}.</div>'
+            + _list([f"{f.where}: {f.verdict.value}; {f.numbers}" for f in one.findings], "numbers")
+            + "</div>"
+        )
+    return "".join(blocks)
 
 
 def _figures(drawn: dict[str, Path]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.load import Results
-from analysis.metrics import WRITTEN_KINDS, cells, median_of, recovery_split, short, write_amplification
+from analysis.metrics import WRITTEN_KINDS, cells, median_of, recovery_split, write_amplification
 from analysis.style import looks
 
 Run = Mapping[str, Any]
@@ -133,7 +133,7 @@ def cell_rows(results: Results) -> list[Row]:
         mine = runs.loc[cell["directories"]]
         everyone = runs[runs["cell"] == cell["cell"]]
         other = emit[str(cell["cell"])]
-        figures = [_bare(estimate) for estimate in (other["p50"], other["p99"], cell["p50"], cell["p99"])]
+        figures = [estimate.bare for estimate in (other["p50"], other["p99"], cell["p50"], cell["p99"])]
         amplification = median_of(mine["amplification"].tolist()).value
         note = "" if cell["valid"] else " (invalid)"
         left_out = f" (+{cell['left_out']} invalid)" if cell["left_out"] else ""
@@ -180,7 +180,7 @@ def recovery_rows(results: Results) -> list[Row]:
         query, rate, protocol, snapshots = key
         note = "" if len(good) else " (invalid)"
         named = (str(query), f"{rate:,}", str(protocol), _snapshots(float(str(snapshots))))
-        rows.append((*named, *(_bare(split[part]) for part in split), _bare(entries), f"{len(used)}{note}"))
+        rows.append((*named, *(split[part].bare for part in split), entries.bare, f"{len(used)}{note}"))
     return rows
 
 
@@ -198,12 +198,3 @@ def _snapshots(interval_ms: float) -> str:
 
 def _interval_ms(value: float) -> str:
     return "–" if math.isnan(value) else f"{value:g}"
-
-
-def _bare(estimate: Any) -> str:
-    """An estimate without its n, which has a column of its own."""
-    if math.isnan(estimate.value):
-        return "–"
-    if math.isnan(estimate.low):
-        return short(estimate.value)
-    return f"{short(estimate.value)} [{short(estimate.low)}, {short(estimate.high)}]"

@@ -10,6 +10,7 @@ import pandas as pd
 import yaml
 
 START_US = 1_700_000_000_000_000
+GUARANTEES = {"unsafe": "none", "at_least_once": "at_least_once"}
 KINDS = ("input", "data", "changelog", "marker", "coordination", "snapshot", "report")
 
 
@@ -67,7 +68,7 @@ def write_run(
     middle = {name: float(np.percentile(samples_ms, at, method="inverted_cdf")) if len(samples_ms) else None
               for name, at in (("p50", 50), ("p90", 90), ("p99", 99), ("p999", 99.9), ("max", 100))}  # fmt: skip
     run: dict[str, Any] = {
-        "valid": True, "invalid_reasons": [], "guarantee": "none" if protocol == "unsafe" else "exactly_once",
+        "valid": True, "invalid_reasons": [], "guarantee": GUARANTEES.get(protocol, "exactly_once"),
         "guarantee_held": None if protocol == "unsafe" else True, "complete": True, "query": query,
         "protocol": protocol, "log": "embedded", "cluster": "local",
         "failure": "none" if fault_at_s is None else "kill", "seed": 7 + repetition, "rate_offered": rate,
