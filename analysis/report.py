@@ -180,7 +180,9 @@ def _tables(results: Results) -> str:
 
 def _configuration(results: Results) -> str:
     protocols, settings = differences.protocol_settings(results)
-    rows = [("setting", *protocols), *((name, *(values[p] for p in protocols)) for name, values in settings.items())]
+    names = [name for name in settings if not name.endswith("._target_")]
+    rows = [("protocol", *(name.removeprefix("protocol.") for name in names))]
+    rows += [(protocol, *(settings[name][protocol] for name in names)) for protocol in protocols]
     text = "<p>What the protocols were configured with:</p>" + _table(rows)
     unfair = differences.unexpected(results)
     if not unfair:
