@@ -22,7 +22,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from analysis.figures import latency_over_time
+from analysis.report import write as write_report
 from analysis.tables import aligned, comparison
 from infra import java
 from infra.cluster import Cluster, ClusterError, Endpoint
@@ -105,16 +105,9 @@ def sweep(config: DictConfig) -> int:
     places = [directory / entry.directory for entry in work.entries if entry.state == manifest.DONE]
     if places:
         print(kind.conclude(places))
-        for file in write_report(directory, places):
-            print(f"report: {os.path.relpath(file)}")
+        print(f"report: {os.path.relpath(write_report(directory))}")
     print(f"cells:  {os.path.relpath(directory)}/{manifest.NAME}")
     return exit_code
-
-
-def write_report(directory: Path, places: Sequence[Path]) -> list[Path]:
-    """Figures and pages about all finished cells of a sweep."""
-    runs = [place for place in places if (place / "run.json").exists()]
-    return [latency_over_time(runs, directory / "latency.png")] if 0 < len(runs) <= MANY else []
 
 
 def composed(overrides: Sequence[str]) -> tuple[DictConfig, Mapping[str, Any]]:
