@@ -5,6 +5,7 @@ half-written is never reused: it lies beyond the bytes that the index calls comm
 Committed bytes never change, so readers map the file and hand out views of it.
 """
 
+import contextlib
 import mmap
 import os
 from collections.abc import Callable, Sequence
@@ -21,6 +22,8 @@ from sharedlog.log import Record
 _SUFFIX = ".segment"
 _MAX_PIECES = 1020  # of one pwritev; Linux takes 1024
 _MAX_MAPS = 512
+_WORTH_RESERVING = 256 << 10
+_MAX_AHEAD = 4 << 20  # bytes reserved beyond what is written
 
 
 def segment_path(directory: Path, number: int) -> Path:
@@ -48,6 +51,7 @@ class Segment:
         self.number = number
         self.committed_bytes = 0
         self.size = size
+        self._reserved = 0
         self._path = segment_path(directory, number)
         self._file: IO[bytes] = open(self._path, "xb", buffering=0)  # noqa: SIM115
         try:
@@ -61,6 +65,7 @@ class Segment:
         """Write frames after the committed bytes. They exist only when the index says so."""
         pieces = [piece for one in frames for piece in one.pieces if len(piece)]
         at = self.committed_bytes
+        self._reserve(at + sum(one.padded_bytes for one in frames))
         try:
             for start in range(0, len(pieces), _MAX_PIECES):
                 at = self._write_all(pieces[start : start + _MAX_PIECES], at)
@@ -83,6 +88,18 @@ class Segment:
 
     def close(self) -> None:
         self._file.close()
+
+    def _reserve(self, end: int) -> None:
+        """Ask for disk blocks ahead: a write into reserved ones is a quarter cheaper than one that finds its own.
+
+        As far ahead again as was written already, so that a process that writes little takes little.
+        """
+        if end <= self._reserved or end < _WORTH_RESERVING:
+            return
+        until = min(max(2 * end, _WORTH_RESERVING), end + _MAX_AHEAD, self.size)
+        with contextlib.suppress(OSError):  # On a full disk the write itself tells, as exactly as ever.
+            os.posix_fallocate(self._file.fileno(), self._reserved, until - self._reserved)
+        self._reserved = until
 
     def _write_all(self, pieces: list[bytes | pa.Buffer], at: int) -> int:
         size = sum(len(piece) for piece in pieces)
