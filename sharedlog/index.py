@@ -111,6 +111,7 @@ class Index:
         the transaction object any more. While somebody does, a traceback perhaps, the next one needs a slot of its
         own, and so LMDB's mutex of readers: in turn.
         """
+        txn: lmdb.Transaction
         latest = self._latest_read
         if latest is not None and latest() is None:
             try:

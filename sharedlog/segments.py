@@ -61,27 +61,31 @@ class Segment:
             self._path.unlink(missing_ok=True)
             raise no_room(error, f"creating {self._path}") from error
 
-    def write(self, frames: Sequence[Frame]) -> None:
-        """Write frames after the committed bytes. They exist only when the index says so."""
-        pieces = [piece for one in frames for piece in one.pieces if len(piece)]
+    def write(self, frames: Sequence[Frame], size: int) -> None:
+        """Write frames of `size` bytes together after the committed bytes. They exist only when the index says so."""
+        pieces = [piece for one in frames for piece in one.pieces if piece]
         at = self.committed_bytes
-        self._reserve(at + sum(one.padded_bytes for one in frames))
+        if at + size > self._reserved:
+            self._reserve(at + size)
         try:
             for start in range(0, len(pieces), _MAX_PIECES):
                 at = self._write_all(pieces[start : start + _MAX_PIECES], at)
         except OSError as error:
             raise no_room(error, f"writing {at - self.committed_bytes} bytes and more to {self._path}") from error
 
-    def number_frames(self, frames: Sequence[Frame], first_lsn: int) -> list[Location]:
-        """Write the frames' LSNs, which are known only under the write lock."""
-        descriptor = self._file.fileno()
+    def locate(self, frames: Sequence[Frame]) -> list[Location]:
+        """Where the frames that were just written lie."""
         at = self.committed_bytes
         locations: list[Location] = []
-        for lsn, one in enumerate(frames, first_lsn):
-            os.pwrite(descriptor, frame.LSN.pack(lsn), at + frame.LSN_OFFSET)
+        for one in frames:
             locations.append(Location(self.number, at, one.length, one.body_offset, one.kind))
             at += one.padded_bytes
         return locations
+
+    def renumber(self, locations: Sequence[Location], first_lsn: int) -> None:
+        """Correct the LSNs of frames that were written with others."""
+        for lsn, location in enumerate(locations, first_lsn):
+            os.pwrite(self._file.fileno(), frame.LSN.pack(lsn), location.offset + frame.LSN_OFFSET)
 
     def sync(self) -> None:
         os.fdatasync(self._file.fileno())
@@ -94,7 +98,7 @@ class Segment:
 
         As far ahead again as was written already, so that a process that writes little takes little.
         """
-        if end <= self._reserved or end < _WORTH_RESERVING:
+        if end < _WORTH_RESERVING:
             return
         until = min(max(2 * end, _WORTH_RESERVING), end + _MAX_AHEAD, self.size)
         with contextlib.suppress(OSError):  # On a full disk the write itself tells, as exactly as ever.
