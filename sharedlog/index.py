@@ -95,6 +95,7 @@ class Index:
                 sync=sync,
                 metasync=sync,
                 max_readers=_MAX_READERS,
+                max_spare_txns=1,  # By default every single read would take a slot, and LMDB's mutex, anew.
                 readahead=False,
                 meminit=False,
             )
