@@ -57,6 +57,7 @@ class Core:
         self._maps = SegmentMaps(self.segments_path)
         self._maps_first_lsn = 0
         self._segment: Segment | None = None
+        self._next_lsn = 1  # as this process's last append left it
         self._prefixes: dict[str, tuple[bytes, int]] = {}  # of tags read, and of tags written:
         self._encoded: dict[bytes, tuple[bytes, int]] = {}
         self._bells_path = path / "bells"
@@ -66,23 +67,23 @@ class Core:
         self._suffering = Suffering(path)
 
     def append(self, entries: Sequence[Entry], expect: Mapping[str, int]) -> list[int]:
-        frames = [frame.build(entry) for entry in entries]
+        guess = self._next_lsn  # right for a writer that is alone since its last append; else corrected
+        frames = [frame.build(entry, lsn) for lsn, entry in enumerate(entries, guess)]
         if (stress := self._suffering.now()) is not None:
             self._suffer(*stress)
-        for tag in {tag for one in frames for tag in one.tags} - self._encoded.keys():
-            self._encoded[tag] = (entry_prefix(tag), bell_of(tag))
+        bells = {(self._encoded.get(tag) or self._encode(tag))[1] for one in frames for tag in one.tags}
         expected = {encode_counter_key(key): (key, value) for key, value in expect.items()}
-        size = sum(one.padded_bytes for one in frames)
+        size = sum([one.padded_bytes for one in frames])
         with self.mutex:
             for _ in range(_ATTEMPTS):
                 segment = self._segment_for(size)
-                segment.write(frames)
-                start = self._commit(segment, frames, size, expected)
+                segment.write(frames, size)
+                start = self._commit(segment, frames, size, expected, guess)
                 if start is not None:
                     break
             else:
                 raise LogFull(f"{self.path}: trims dropped this writer's segment {_ATTEMPTS} times in a row; retry")
-            self._ringer.ring({self._encoded[tag][1] for one in frames for tag in one.tags})
+            self._ringer.ring(bells)
         return list(range(start, start + len(frames)))
 
     def read(self, tag: str, after: int, max_bytes: int) -> list[Record]:
@@ -183,7 +184,12 @@ class Core:
         return self._segment
 
     def _commit(
-        self, segment: Segment, frames: Sequence[Frame], size: int, expected: Mapping[bytes, tuple[str, int]]
+        self,
+        segment: Segment,
+        frames: Sequence[Frame],
+        size: int,
+        expected: Mapping[bytes, tuple[str, int]],
+        guess: int,
     ) -> int | None:
         """Make the written frames exist. Returns their first LSN; None when a trim has dropped the segment."""
         # From here on the segment is given up unless the outcome is known: were the commit to land and this process
@@ -205,7 +211,9 @@ class Core:
                         f"append of {size} bytes to {self.path}: it holds {head.used_bytes} bytes and max_bytes is"
                         f" {self._max_bytes}; trim and retry"
                     )
-                locations = segment.number_frames(frames, head.next_lsn)
+                locations = segment.locate(frames)
+                if guess != head.next_lsn:
+                    segment.renumber(locations, head.next_lsn)
                 if self._sync_each_append:
                     segment.sync()
                 for lsn, (one, location) in enumerate(zip(frames, locations, strict=True), head.next_lsn):
@@ -223,6 +231,7 @@ class Core:
             raise
         segment.committed_bytes += size
         self._segment = segment
+        self._next_lsn = next_lsn
         return head.next_lsn
 
     def _look(self, txn: lmdb.Transaction) -> Head:
@@ -242,6 +251,10 @@ class Core:
                 if cursor.set_range(start) and bytes(cursor.key()).startswith(prefix):
                     return True
         return False
+
+    def _encode(self, tag: bytes) -> tuple[bytes, int]:
+        known = self._encoded[tag] = (entry_prefix(tag), bell_of(tag))
+        return known
 
     def _prefix(self, tag: str) -> tuple[bytes, int]:
         """What a tag's index rows begin with, and its bell."""

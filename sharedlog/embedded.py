@@ -139,7 +139,7 @@ class EmbeddedLog(SharedLog):
         One system call. The answer may be stale when it arrives, unless the process it names is stopped: one that was
         stopped with SIGSTOP while it holds the lock keeps all writers waiting until it goes on or is killed.
         """
-        return self._hold().core.index.turn_holder()
+        return self._hold().core.index.queue.holder()
 
     def size_bytes(self) -> int:
         """Disk blocks of payloads and index. Files that a reader still maps after a trim are not counted."""

@@ -2,11 +2,13 @@
 
     crc32c u32 │ length u32 │ lsn u64 │ body bytes u32 │ tags bytes u16 │ body offset u16 │ header │ tags │ 0… │ body
 
-The checksum covers everything after the LSN. The LSN is written last, under the log's write lock, because only then is
-it known; it is protected by being compared with the index. Frames and bodies begin at multiples of 64 bytes, so that
+The checksum covers everything after the LSN. The LSN is known under the log's write lock only: the frame is written
+before with the one that the writer expects, which is right unless somebody else appended meanwhile, and corrected then.
+It is protected by being compared with the index. Frames and bodies begin at multiples of 64 bytes, so that
 Arrow reads a body in place.
 """
 
+import functools
 import struct
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -31,6 +33,7 @@ LSN = struct.Struct("<Q")
 LSN_OFFSET = 8
 ALIGNMENT = 64
 _CHECKED_FROM = 16
+_UNCHECKED_PREFIX = struct.Struct("<IIQ")
 _CHECKED_PREFIX = struct.Struct("<IHH")
 _TAGS_OFFSET = PREFIX.size + HEADER_BYTES
 _PADDING = bytes(ALIGNMENT)
@@ -66,12 +69,11 @@ def align(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def build(entry: Entry) -> Frame:
-    """Validate and lay out an entry with LSN 0. Raises `InvalidEntry`."""
+def build(entry: Entry, lsn: int = 0) -> Frame:
+    """Validate and lay out an entry, as if its LSN were known already. Raises `InvalidEntry`."""
     check_entry(entry)
     header = pack_header(entry.header)
-    tags = tuple({encode_tag(tag): None for tag in entry.tags})
-    packed_tags = b"".join([bytes((len(tag),)) + tag for tag in tags])
+    tags, packed_tags, padding = _lay_out(entry.tags)
     if len(packed_tags) > MAX_TAGS_BYTES:
         raise InvalidEntry(
             f"the {len(tags)} tags of an entry of {entry.header.producer!r} take {len(packed_tags)} bytes, more than"
@@ -79,21 +81,24 @@ def build(entry: Entry) -> Frame:
         )
     body = entry.body
     body_bytes = len(body)
-    tags_end = _TAGS_OFFSET + len(packed_tags)
-    body_offset = align(tags_end)
+    body_offset = _TAGS_OFFSET + len(packed_tags) + len(padding)
     length = body_offset + body_bytes
-    head = b"".join(
-        (
-            _CHECKED_PREFIX.pack(body_bytes, len(packed_tags), body_offset),
-            header,
-            packed_tags,
-            _PADDING[: body_offset - tags_end],
-        )
-    )
-    checksum = crc32c.crc32c(body, crc32c.crc32c(head)) if body_bytes else crc32c.crc32c(head)
+    head = _CHECKED_PREFIX.pack(body_bytes, len(packed_tags), body_offset) + header + packed_tags + padding
+    checksum = crc32c.crc32c(head)
+    if body_bytes:
+        checksum = crc32c.crc32c(body, checksum)
     padded_bytes = align(length)
-    pieces = (struct.pack("<IIQ", checksum, length, 0) + head, body, _PADDING[: padded_bytes - length])
+    pieces = (_UNCHECKED_PREFIX.pack(checksum, length, lsn) + head, body, _PADDING[: padded_bytes - length])
     return Frame(pieces, length, padded_bytes, body_offset, int(entry.header.kind), tags)
+
+
+@functools.lru_cache(maxsize=4096)
+def _lay_out(tags: tuple[str, ...]) -> tuple[tuple[bytes, ...], bytes, bytes]:
+    """The distinct tags, their bytes in a frame, and the padding up to the body. Writers use few sets of tags."""
+    encoded = tuple({encode_tag(tag): None for tag in tags})
+    packed = b"".join([bytes((len(tag),)) + tag for tag in encoded])
+    end = _TAGS_OFFSET + len(packed)
+    return encoded, packed, _PADDING[: align(end) - end]
 
 
 def check(view: memoryview, location: Location, lsn: int, path: str) -> None:

@@ -11,11 +11,9 @@ that LMDB's order is theirs.
 
 import contextlib
 import errno
-import fcntl
-import os
 import struct
 import threading
-import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +22,7 @@ import lmdb
 
 from sharedlog.errors import Corrupted, LogError, LogFull
 from sharedlog.frame import Location
+from sharedlog.turn import Turn
 
 HEAD_KEY = b"\x00"
 SEGMENT_PREFIX = b"\x01"
@@ -38,7 +37,6 @@ _SEGMENT_KEY = struct.Struct(">cI")
 _SEGMENT = struct.Struct("<QQ")
 _NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 _MAX_READERS = 1024
-_FLOCK = struct.Struct("hhqqi4x")  # struct flock of Linux on 64 bits: type, whence, start, length, pid
 
 
 class Head(NamedTuple):
@@ -85,9 +83,11 @@ class Index:
         self._file = directory / "data.mdb"
         self._resize = threading.Lock()  # the map must not move while `copy` reads it
         directory.mkdir(parents=True, exist_ok=True)
-        self._holding = False
-        self._turn = os.open(directory / "turn", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        with self.translated("opening"):
+        self._latest_read: weakref.ref[lmdb.Transaction] | None = None
+        self.queue = Turn(directory / "turn")
+        # LMDB's mutexes are taken in turn only. Opening begins a write transaction; the first read takes a slot in the
+        # table of readers, which this process then keeps.
+        with self.turn(), self.translated("opening"):
             # Without `sync`, commits are in the page cache: they survive this process, not a power cut.
             self.env = lmdb.open(
                 str(directory),
@@ -95,34 +95,41 @@ class Index:
                 sync=sync,
                 metasync=sync,
                 max_readers=_MAX_READERS,
+                max_spare_txns=1,  # By default every single read would take a slot, and LMDB's mutex, anew.
                 readahead=False,
                 meminit=False,
             )
-        # LMDB's mutexes are taken in turn only, the one for readers too: a process takes its slot here and keeps it.
         with self.write() as txn:
             self.env.reader_check()
             if txn.get(HEAD_KEY) is None:
                 txn.put(HEAD_KEY, Head().pack())
-            self.env.begin().abort()
+        self.read().abort()
 
     def read(self) -> lmdb.Transaction:
-        """A snapshot, to be used as a context manager and left soon: an old one keeps LMDB from reusing pages."""
-        try:
-            return self.env.begin()
-        except lmdb.MapResizedError:
-            self._set_map_bytes(0)  # another process enlarged the map; adopt its size
-            return self.env.begin()
+        """A snapshot, to be used as a context manager and left soon: an old one keeps LMDB from reusing pages.
+
+        The binding keeps the reader's slot of one ended transaction, and hands it to the next, once nobody refers to
+        the transaction object any more. While somebody does, a traceback perhaps, the next one needs a slot of its
+        own, and so LMDB's mutex of readers: in turn.
+        """
+        txn: lmdb.Transaction
+        latest = self._latest_read
+        if latest is not None and latest() is None:
+            try:
+                txn = self.env.begin()
+            except lmdb.MapResizedError:
+                self._set_map_bytes(0)  # another process enlarged the map; adopt its size, and take a new slot
+                txn = self._begin_read_in_turn()
+        else:
+            txn = self._begin_read_in_turn()
+        self._latest_read = weakref.ref(txn)
+        return txn
 
     @contextlib.contextmanager
     def write(self) -> Iterator[lmdb.Transaction]:
-        """The commit point: all of the block or nothing. All writers of all processes wait meanwhile.
-
-        They wait for a record lock of the kernel, so that LMDB's own robust mutex is never waited for. One kill in
-        thousands left everybody asleep when it was; how is not proven, but a robust mutex whose *waiter* is killed
-        while it wakes up has no one to pass the wake-up on. Record locks end with their process, wake their waiters
-        then, and are not inherited by a forked child.
-        """
-        with self.turn(), self.translated("writing"):
+        """The commit point: all of the block or nothing. All writers of all processes wait meanwhile, in turn."""
+        self.queue.take()
+        try:
             try:
                 txn = self.env.begin(write=True)
             except lmdb.MapResizedError:
@@ -130,25 +137,19 @@ class Index:
                 txn = self.env.begin(write=True)
             with txn:
                 yield txn
+        except lmdb.Error as error:
+            raise self._translation(error, "writing") from error
+        finally:
+            self.queue.leave()
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
         """While no other process is at one of LMDB's mutexes. Threads of this process are kept apart by the caller."""
-        self._take_turn()
-        self._holding = True
+        self.queue.take()
         try:
             yield
         finally:
-            self._holding = False
-            fcntl.lockf(self._turn, fcntl.LOCK_UN)
-
-    def turn_holder(self) -> int | None:
-        """The process whose turn it is now, by the kernel's account; None when it is nobody's."""
-        if self._holding:  # The kernel tells of others' locks only.
-            return os.getpid()
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(self._turn, fcntl.F_GETLK, asked))
-        return None if kind == fcntl.F_UNLCK else pid
+            self.queue.leave()
 
     def enlarge(self) -> None:
         """Room for a trim's own page copies when the map is full; other processes adopt it by themselves."""
@@ -162,7 +163,7 @@ class Index:
 
     def close(self) -> None:
         self.env.close()
-        os.close(self._turn)
+        self.queue.close()
 
     @contextlib.contextmanager
     def translated(self, doing: str) -> Iterator[None]:
@@ -188,16 +189,13 @@ class Index:
             return LogFull(f"{what}: {error}; trim the log or free disk space, then retry")
         return LogError(f"{what}: {error}")
 
-    def _take_turn(self) -> None:
-        while True:
+    def _begin_read_in_turn(self) -> lmdb.Transaction:
+        with contextlib.nullcontext() if self.queue.held else self.turn():
             try:
-                fcntl.lockf(self._turn, fcntl.LOCK_EX)
-                return
-            except OSError as error:
-                # The kernel takes threads of one process that wait for different logs for a deadlock.
-                if error.errno != errno.EDEADLK:
-                    raise
-                time.sleep(0.001)
+                return self.env.begin()
+            except lmdb.MapResizedError:
+                self._set_map_bytes(0)
+                return self.env.begin()
 
     def _set_map_bytes(self, map_bytes: int) -> None:
         with self._resize:

@@ -5,6 +5,7 @@ half-written is never reused: it lies beyond the bytes that the index calls comm
 Committed bytes never change, so readers map the file and hand out views of it.
 """
 
+import contextlib
 import mmap
 import os
 from collections.abc import Callable, Sequence
@@ -21,6 +22,8 @@ from sharedlog.log import Record
 _SUFFIX = ".segment"
 _MAX_PIECES = 1020  # of one pwritev; Linux takes 1024
 _MAX_MAPS = 512
+_WORTH_RESERVING = 256 << 10
+_MAX_AHEAD = 4 << 20  # bytes reserved beyond what is written
 
 
 def segment_path(directory: Path, number: int) -> Path:
@@ -48,6 +51,7 @@ class Segment:
         self.number = number
         self.committed_bytes = 0
         self.size = size
+        self._reserved = 0
         self._path = segment_path(directory, number)
         self._file: IO[bytes] = open(self._path, "xb", buffering=0)  # noqa: SIM115
         try:
@@ -57,32 +61,49 @@ class Segment:
             self._path.unlink(missing_ok=True)
             raise no_room(error, f"creating {self._path}") from error
 
-    def write(self, frames: Sequence[Frame]) -> None:
-        """Write frames after the committed bytes. They exist only when the index says so."""
-        pieces = [piece for one in frames for piece in one.pieces if len(piece)]
+    def write(self, frames: Sequence[Frame], size: int) -> None:
+        """Write frames of `size` bytes together after the committed bytes. They exist only when the index says so."""
+        pieces = [piece for one in frames for piece in one.pieces if piece]
         at = self.committed_bytes
+        if at + size > self._reserved:
+            self._reserve(at + size)
         try:
             for start in range(0, len(pieces), _MAX_PIECES):
                 at = self._write_all(pieces[start : start + _MAX_PIECES], at)
         except OSError as error:
             raise no_room(error, f"writing {at - self.committed_bytes} bytes and more to {self._path}") from error
 
-    def number_frames(self, frames: Sequence[Frame], first_lsn: int) -> list[Location]:
-        """Write the frames' LSNs, which are known only under the write lock."""
-        descriptor = self._file.fileno()
+    def locate(self, frames: Sequence[Frame]) -> list[Location]:
+        """Where the frames that were just written lie."""
         at = self.committed_bytes
         locations: list[Location] = []
-        for lsn, one in enumerate(frames, first_lsn):
-            os.pwrite(descriptor, frame.LSN.pack(lsn), at + frame.LSN_OFFSET)
+        for one in frames:
             locations.append(Location(self.number, at, one.length, one.body_offset, one.kind))
             at += one.padded_bytes
         return locations
+
+    def renumber(self, locations: Sequence[Location], first_lsn: int) -> None:
+        """Correct the LSNs of frames that were written with others."""
+        for lsn, location in enumerate(locations, first_lsn):
+            os.pwrite(self._file.fileno(), frame.LSN.pack(lsn), location.offset + frame.LSN_OFFSET)
 
     def sync(self) -> None:
         os.fdatasync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()
+
+    def _reserve(self, end: int) -> None:
+        """Ask for disk blocks ahead: a write into reserved ones is a quarter cheaper than one that finds its own.
+
+        As far ahead again as was written already, so that a process that writes little takes little.
+        """
+        if end < _WORTH_RESERVING:
+            return
+        until = min(max(2 * end, _WORTH_RESERVING), end + _MAX_AHEAD, self.size)
+        with contextlib.suppress(OSError):  # On a full disk the write itself tells, as exactly as ever.
+            os.posix_fallocate(self._file.fileno(), self._reserved, until - self._reserved)
+        self._reserved = until
 
     def _write_all(self, pieces: list[bytes | pa.Buffer], at: int) -> int:
         size = sum(len(piece) for piece in pieces)
