@@ -49,6 +49,7 @@ class Task(Role):
         if done is None:
             return
         self._operator.rebuild()
+        # Which windows are closed is part of the state, so late rows are known before event time is told again.
         self._watermark = 0
         self._published_end = done.ended
         self._ready = True
