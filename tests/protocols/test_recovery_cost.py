@@ -1,4 +1,4 @@
-"""Snapshots make recovery cheap: what is read after a crash follows the snapshot interval, not the length of the run."""
+"""Snapshots make recovery cheap: what a crash costs follows the snapshot interval, not the length of the run."""
 
 import dataclasses
 from typing import Any
@@ -38,7 +38,7 @@ class Recorded(Simulation):
 
 def recovery_of(name: str, snapshot_interval_ms: float) -> dict[str, float]:
     """What the victim's second instance read, in a run that was right in the end."""
-    protocol = dataclasses.replace(load_protocol(name), **{"snapshot_interval_ms": snapshot_interval_ms})
+    protocol = dataclasses.replace(load_protocol(name), snapshot_interval_ms=snapshot_interval_ms)
     kill = Fault(action=Action.CRASH_BEFORE, role=VICTIM, at_ms=KILL_MS, operation="append")
     schedule = Schedule(seed=5, events=EVENTS, faults=(kill,), network=Network())
     simulation = Recorded(protocol, QUERIES["windowed"], schedule)
