@@ -15,6 +15,7 @@ from dataflow.columns import LATENCY, Latency, batch_of, ints, schema_of
 from dataflow.graph import Answer, Graph, Stage, Stream
 from dataflow.operators.aggregate import StreamAggregate, TableAggregate
 from dataflow.operators.join import Side
+from dataflow.operators.maximum import WindowMaximum
 from dataflow.operators.stateless import Branch, Filter, TableMap
 from dataflow.operators.stream_join import StreamStreamJoin
 from dataflow.operators.window import WindowAggregate
@@ -58,14 +59,7 @@ def stateless(parallelism: int) -> Graph:
 
 def windowed(parallelism: int) -> Graph:
     """Sum and count per (window, key): an event processed twice shows."""
-    logic = WindowAggregate(
-        output="result",
-        time="ts",
-        keys=("key",),
-        sums=(("total", "value"), ("count", "events")),
-        window_us=WINDOW_US,
-        slide_us=WINDOW_US,
-    )
+    logic = _counts("result", slide_us=WINDOW_US)
     result = Stream(name="result", schema=logic.schema, identity=("window", "key", "total", "count"))
     return _graph(
         "sample_windowed",
@@ -73,6 +67,35 @@ def windowed(parallelism: int) -> Graph:
         (_split(), Stage(name="sum", inputs=("rows",), outputs=("result",), logic=logic)),
         Answer(key=("window", "key"), value=("total", "count")),
         parallelism,
+    )
+
+
+def ranked(parallelism: int) -> Graph:
+    """The keys with the most events in each hopping window: a window behind a window, closed one after the other."""
+    counts = _counts("counts", slide_us=WINDOW_US // 2)
+    most = WindowMaximum(output="result", member="key", rank="count", window_us=WINDOW_US, slide_us=WINDOW_US // 2)
+    streams = (
+        _EVENTS,
+        _ROWS,
+        Stream(name="counts", schema=counts.schema, key="window", identity=("window", "key", "total", "count")),
+        Stream(name="result", schema=most.schema, identity=("window", "key", "count")),
+    )
+    stages = (
+        _split(),
+        Stage(name="count", inputs=("rows",), outputs=("counts",), logic=counts),
+        Stage(name="most", inputs=("counts",), outputs=("result",), logic=most),
+    )
+    return _graph("sample_ranked", streams, stages, Answer(key=("window", "key"), value=("count",)), parallelism)
+
+
+def _counts(output: str, *, slide_us: int) -> WindowAggregate:
+    return WindowAggregate(
+        output=output,
+        time="ts",
+        keys=("key",),
+        sums=(("total", "value"), ("count", "events")),
+        window_us=WINDOW_US,
+        slide_us=slide_us,
     )
 
 
@@ -168,6 +191,18 @@ def expected_windowed(rows: Iterable[Row]) -> Folded:
     return dict(answer)
 
 
+def expected_ranked(rows: Iterable[Row]) -> Folded:
+    slide = WINDOW_US // 2
+    counts: Counter[tuple[int, int]] = Counter()
+    for row in rows:
+        pane = row["ts"] // slide * slide
+        counts.update([(pane - slide, row["key"]), (pane, row["key"])])
+    best: dict[int, int] = defaultdict(int)
+    for (window, _), count in counts.items():
+        best[window] = max(best[window], count)
+    return {key: (count,) for key, count in counts.items() if count == best[key[0]]}
+
+
 def expected_joined(rows: Iterable[Row]) -> Counter[tuple[int, ...]]:
     known = [(row["ts"] // WINDOW_US * WINDOW_US, row["key"], row["number"], row["value"]) for row in rows]
     return Counter(
@@ -208,6 +243,7 @@ def _graph(
 SAMPLES = {
     "stateless": (stateless, expected_stateless),
     "windowed": (windowed, expected_windowed),
+    "ranked": (ranked, expected_ranked),
     "joined": (joined, expected_joined),
     "chained": (chained, expected_chained),
 }

@@ -8,6 +8,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 
+import numpy as np
 import pyarrow as pa
 
 UPSERT, DELETE, EXPIRE = 0, 1, 2
@@ -178,8 +179,10 @@ class CounterStore(Store):
 
     def _batch(self, names: list[str]) -> pa.RecordBatch:
         values = [self._values[name] for name in names]
-        columns = [[UPSERT] * len(names), names, [count for count, _ in values], [hash_sum for _, hash_sum in values]]
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, self.schema, strict=True)]
+        counts = np.array([count for count, _ in values], np.int64)
+        hashes = np.array([hash_sum for _, hash_sum in values], np.uint64)
+        op = np.full(len(names), UPSERT, np.int8)
+        arrays = [pa.array(op), pa.array(names, pa.string()), pa.array(counts), pa.array(hashes)]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 

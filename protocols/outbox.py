@@ -93,7 +93,8 @@ class Outbox:
         entries = []
         for tag, batches in self._rows.items():
             if batches:
-                *parts, last = _cut(batches, self._job.flush_bytes)
+                fits = self._bytes[tag] <= self._job.flush_bytes
+                *parts, last = [_together(batches)] if fits else _cut(batches, self._job.flush_bytes)
                 # Only the last part lets event time pass: rows of this drain are still to come before it.
                 for part in parts:
                     entries.append(self._entry(tag, part, epoch, transaction, self._passed[tag]))

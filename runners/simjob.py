@@ -4,13 +4,12 @@ import gc
 from dataclasses import dataclass
 from typing import Any
 
-from dataflow.graph import Graph
 from protocols.base import Context, Guarantee, Protocol, TaskContext
 from runners.coordination import CoordinatorRole
 from runners.plan import SINK, Layout, lay_out
 from runners.reports import Reporter, Reports
 from runners.role import Role
-from runners.simcheck import QUERIES, SimulatedSink, judge
+from runners.simcheck import QUERIES, Query, SimulatedSink, judge
 from runners.simplan import BLOCK, JANITOR, Schedule, TinyWorkload
 from runners.simproxies import SimulatedChannel, SimulatedLog, SimulatedSnapshots, SimulatedUploads
 from runners.simworld import Process, Violation, World
@@ -34,12 +33,18 @@ class Outcome:
 class Simulation:
     """One schedule: the roles of a job in a world of their own."""
 
-    def __init__(self, protocol: Protocol, graph: Graph, schedule: Schedule, *, trace: bool = False) -> None:
+    def __init__(self, protocol: Protocol, query: Query, schedule: Schedule, *, trace: bool = False) -> None:
         self.protocol = protocol
         self.schedule = schedule
-        self.workload = TinyWorkload(seed=schedule.seed, total=schedule.events, lull_ms=schedule.lull_ms)
+        self.workload = TinyWorkload(
+            seed=schedule.seed,
+            total=schedule.events,
+            lull_ms=schedule.lull_ms,
+            step_us=schedule.step_us,
+            eager_us=query.eager_us,
+        )
         self.layout: Layout = lay_out(
-            graph,
+            query.graph,
             sources=schedule.sources,
             flush_interval_ms=schedule.flush_interval_ms,
             flush_bytes=schedule.flush_bytes,
@@ -51,16 +56,28 @@ class Simulation:
         self.world.last_fault_us = self.start_us + self.workload.duration_us
         self.sink: SimulatedSink | None = None
         self.roles = roles_of(protocol, self.layout)
+        self._late_rows: dict[str, int] = {}  # of tasks that have finished
 
     def run(self) -> SimulatedSink:
         """To the end of the job; raises `Violation`."""
         for name, kind in self.roles.items():
             self.world.launch(name, kind, self.world.random.randrange(3_000))
         self.world.launch(JANITOR, "janitor", 5_000)
-        self.world.run(lambda: self.sink is not None and self.sink.finished(), PATIENCE_MS)
+        self.world.run(self._done, PATIENCE_MS)
         if self.sink is None:
             raise Violation("the sink never started")
         return self.sink
+
+    def _done(self) -> bool:
+        """The sink has it all, and every task knows that it is done: one that died after its END recovers first."""
+        if self.sink is None or not self.sink.finished():
+            return False
+        return self.protocol.guarantee is Guarantee.NONE or self._late_rows.keys() == self.layout.job.tasks.keys()
+
+    @property
+    def late_rows(self) -> int:
+        """What all tasks have dropped."""
+        return sum(self._late_rows.values())
 
     def _main(self, process: Process) -> None:
         log = SimulatedLog(process)
@@ -113,6 +130,8 @@ class Simulation:
             now_ms = world.now_us / 1000
             moved = role.step(now_ms)
             reporter.step(now_ms)
+            if isinstance(role, Task) and role.finished():
+                self._late_rows[process.name] = role.late_rows
             if isinstance(role, Task) and role.held_bytes > self.layout.job.max_held_bytes:
                 raise Violation(f"{process} holds {role.held_bytes} bytes back, more than it may")
             if moved:
@@ -141,12 +160,12 @@ def roles_of(protocol: Protocol, layout: Layout) -> dict[str, str]:
 
 def simulate(protocol: Protocol, query: str, schedule: Schedule, *, trace: bool = False) -> Outcome:
     """Run one schedule and judge it."""
-    simulation = Simulation(protocol, QUERIES[query].graph, schedule, trace=trace)
+    simulation = Simulation(protocol, QUERIES[query], schedule, trace=trace)
     exact, failure = False, None
     gc.disable()  # a world is short-lived, and looking through it again and again for garbage takes a fifth of the time
     try:
         sink = simulation.run()
-        exact, failure = judge(protocol.guarantee, QUERIES[query], simulation.workload, sink)
+        exact, failure = judge(protocol.guarantee, QUERIES[query], simulation.workload, sink, simulation.late_rows)
     except Violation as violation:
         failure = str(violation)
     finally:

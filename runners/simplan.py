@@ -51,21 +51,22 @@ _WEIGHTS = {"source": 3.0, "task": 8.0, "coordinator": 4.0, "sink": 1.0, "janito
 class TinyWorkload(Workload):
     """Integers with a little disorder; a whole stream of them is a few NumPy arrays.
 
-    Half-way nothing comes for a while: everything is committed then, and the idle must not be forgotten.
+    Half-way nothing comes for a while: everything is committed then, and the idle must not be forgotten. Event time
+    goes on by `step_us` from event to event. Watermarks are exact, or `eager_us` ahead of what is still to come.
     """
 
-    def __init__(self, *, seed: int, total: int, lull_ms: float = 0.0) -> None:
+    def __init__(self, *, seed: int, total: int, lull_ms: float = 0.0, step_us: int = 150, eager_us: int = 0) -> None:
         self._half, self._lull_us = total // 2, int(lull_ms * 1000)
         draws = np.random.default_rng(seed)
         number = np.arange(total, dtype=np.int64)
         self._rows = {
             "number": number,
-            "ts": np.maximum(0, number * 150 - draws.integers(0, 900, total)),
+            "ts": np.maximum(0, number * step_us - draws.integers(0, 900, total)),
             "key": draws.integers(0, 7, total),
             "value": draws.integers(1, 100, total),
         }
         self._batch = batch_of(EVENT, self._rows)
-        self._least = np.minimum.accumulate(self._rows["ts"][::-1])[::-1]
+        self._least = np.minimum.accumulate(self._rows["ts"][::-1])[::-1] + eager_us
 
     @property
     def total(self) -> int:
@@ -116,6 +117,7 @@ class Schedule:
     max_held_bytes: int = 1 << 20
     report_interval_ms: float = 25
     lull_ms: float = 0
+    step_us: int = 150  # event time from one event to the next
 
 
 def plan(seed: int, roles: Mapping[str, str]) -> Schedule:
@@ -134,6 +136,8 @@ def plan(seed: int, roles: Mapping[str, str]) -> Schedule:
         task = draw.choice([name for name, kind in roles.items() if kind == "task"])
         faults.append(Fault(action=Action.FAIL_UPLOAD, role=task, at_ms=draw.uniform(0, duration_ms)))
     troubled = draw.random() < 0.5
+    if draw.random() < 0.1:
+        faults += _overslept(draw, roles, 0.6 * duration_ms)
     return Schedule(
         seed=seed,
         events=events,
@@ -144,6 +148,9 @@ def plan(seed: int, roles: Mapping[str, str]) -> Schedule:
         max_held_bytes=draw.choice((1 << 20, 1 << 20, 2_000)),
         report_interval_ms=draw.choice((5, 25, 25)),
         lull_ms=lull_ms,
+        # Long steps and frequent watermarks: windows open and close within one commit interval.
+        step_us=draw.choice((150, 150, 600)),
+        watermark_interval_ms=draw.choice((25, 5)),
     )
 
 
@@ -181,6 +188,18 @@ def _after_end(draw: random.Random, roles: Mapping[str, str]) -> Fault:
     others = [name for name, kind in roles.items() if kind in ("source", "coordinator")]
     role = draw.choice(tasks[: max(2, len(tasks) // 2)] if draw.random() < 0.5 else others)
     return _make(draw, role, roles[role], _RUNNING, ended=True)
+
+
+def _overslept(draw: random.Random, roles: Mapping[str, str], until_ms: float) -> list[Fault]:
+    """A task sleeps longer than anybody waits for it, is told so when it wakes up, and dies while it begins anew."""
+    role = draw.choice([name for name, kind in roles.items() if kind == "task"])
+    at_ms, pause_ms = draw.uniform(0, until_ms), 90.0
+    action = draw.choice((Action.CRASH_BEFORE, Action.CRASH_AFTER))
+    operation = draw.choice(("get", "get", "increment"))
+    return [
+        Fault(action=Action.PAUSE, role=role, at_ms=at_ms, delay_ms=pause_ms),
+        Fault(action=action, role=role, at_ms=at_ms + pause_ms - 1, operation=operation),
+    ]
 
 
 def _make(

@@ -9,6 +9,7 @@ brute-force answer. A failing seed replays exactly (`--seed 17 --trace`) and is 
 import argparse
 import dataclasses
 import importlib
+import os
 import sys
 import time
 from collections import Counter
@@ -150,24 +151,27 @@ def _chunk(name: str, query: str, start: int, stop: int) -> Tally:
 
 
 def campaign(name: str, query: str, seeds: range, jobs: int) -> Tally:
-    """All seeds, on several processes; says how far it is when it takes longer than a few seconds."""
+    """All seeds, on several processes; says how far it is: on a terminal in one live line, else every few seconds."""
     total, began, told = Tally(), time.monotonic(), time.monotonic()
+    live = sys.stderr.isatty()
     starts = range(seeds.start, seeds.stop, CHUNK)
     with ProcessPoolExecutor(jobs) as pool:
         chunks = [pool.submit(_chunk, name, query, start, min(start + CHUNK, seeds.stop)) for start in starts]
         for chunk in chunks:
             total.merge(chunk.result())
-            if time.monotonic() - told > 5:
+            if live or time.monotonic() - told > 5:
                 told = time.monotonic()
-                rate = total.schedules / (told - began)
-                left = (len(seeds) - total.schedules) / rate
-                print(
-                    f"  {total.schedules} of {len(seeds)} schedules, {rate:.0f}/s,"
-                    f" {len(total.failures)} failed, {left:.0f} s left",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                print("\r\x1b[K" if live else "", _progress(total, len(seeds), told - began), sep="",
+                      end="" if live else "\n", file=sys.stderr, flush=True)  # fmt: skip
+    if live:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     return total
+
+
+def _progress(total: Tally, wanted: int, seconds: float) -> str:
+    rate = total.schedules / seconds
+    left_s = (wanted - total.schedules) / rate
+    return f"  {total.schedules} of {wanted} schedules, {rate:.0f}/s, {len(total.failures)} failed, {left_s:.0f} s left"
 
 
 def _print_trace(outcome: Outcome) -> None:
@@ -198,7 +202,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", default="0:1000", help="from:to, the end excluded")
     parser.add_argument("--seed", type=int, help="one seed, replayed")
     parser.add_argument("--trace", action="store_true", help="with --seed: print everything that happened")
-    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes; default: one per core")
     options = parser.parse_args(arguments)
     queries = list(QUERIES) if options.query == "all" else [options.query]
     protocol = load_protocol(options.protocol)

@@ -50,6 +50,7 @@ class Task(Role):
             return
         self._ctx.vitals.enter(Phase.RECOVERY)
         self._operator.rebuild()
+        # Which windows are closed is part of the state, so late rows are known before event time is told again.
         self._watermark = 0
         self._published_end = done.ended
         self._ready = True
@@ -156,13 +157,17 @@ class Task(Role):
     def held_bytes(self) -> int:
         return self._protocol.held_bytes
 
+    @property
+    def late_rows(self) -> int:
+        return self._operator.late_rows
+
     def report(self) -> dict[str, object]:
         return {
             "rows_in": self._edges.total_taken(),
             "rows_out": self._edges.total_sent(),
             "batches": self.batches,
             "rollbacks": self.rollbacks,
-            "late_rows": self._operator.late_rows,
+            "late_rows": self.late_rows,
             "state_rows": self._ctx.state.rows,
             "state_bytes": self._ctx.state.nbytes,
             "watermark": self._watermark,

@@ -92,7 +92,8 @@ def test_the_judge_knows_wrong_answers(name: str) -> None:
         return exact, failure is None
 
     key = next(iter(right))
-    without = type(right)({other: value for other, value in right.items() if other != key})
+    gone = {other for other in right if other == key or (name == "ranked" and other[0] == key[0])}  # all ties
+    without = type(right)({other: value for other, value in right.items() if other not in gone})
     twice = type(right)({**right, key: 2 if isinstance(right, Counter) else tuple(2 * part for part in right[key])})
     for guarantee in Guarantee:
         assert verdict(right, guarantee) == (True, True)
