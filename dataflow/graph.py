@@ -34,7 +34,7 @@ class Stream:
     identity: tuple[str, ...] = ()
     summary: Callable[[pa.RecordBatch], tuple[int, int]] | None = None
 
-    def summarise(self, batch: pa.RecordBatch) -> tuple[int, int]:
+    def summarise(self, batch: pa.RecordBatch | pa.Table) -> tuple[int, int]:
         """How many rows, and the sum of their hashes: what both ends of an edge compare."""
         if self.summary is not None:
             return self.summary(batch)

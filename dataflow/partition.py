@@ -49,7 +49,7 @@ def partition(batch: pa.RecordBatch, key: str, n: int) -> list[pa.RecordBatch | 
     return parts
 
 
-def row_hash_sum(batch: pa.RecordBatch, columns: Sequence[str]) -> int:
+def row_hash_sum(batch: pa.RecordBatch | pa.Table, columns: Sequence[str]) -> int:
     """The sum of the rows' 64-bit hashes over the given integer columns, wrapping around: equal multisets of rows
     have equal sums, in whatever order and batches they come."""
     mixed = np.full(batch.num_rows, _GAMMA, np.uint64)

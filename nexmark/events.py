@@ -121,8 +121,8 @@ def _items(batch: pa.RecordBatch, index: int) -> Any:
     lists = batch.column(index)
     if not len(lists):
         return lists.values[:0]
-    offsets = lists.offsets
-    return lists.values[offsets[0].as_py() : offsets[-1].as_py()]
+    offsets = lists.offsets.to_numpy()
+    return lists.values[int(offsets[0]) : int(offsets[-1])]
 
 
 def _kind(batch: pa.RecordBatch, index: int) -> pa.RecordBatch:

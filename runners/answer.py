@@ -72,7 +72,7 @@ class MultisetFold(Fold):
         self._numbers: list[npt.NDArray[np.int64]] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
-        self._waiting.append(batch.select(self._columns))
+        self._waiting.append(batch)
         self.count += batch.num_rows
         self._unhashed += batch.num_rows
         if self._unhashed >= HASH_ROWS:
@@ -82,7 +82,7 @@ class MultisetFold(Fold):
         """Many small batches at once: the hash's cost is mostly per call."""
         if not self._waiting:
             return
-        rows = pa.concat_batches(self._waiting)
+        (rows,) = pa.Table.from_batches(self._waiting).select(self._columns).combine_chunks().to_batches()
         self._waiting, self._unhashed = [], 0
         self._hash = (self._hash + fingerprint(rows, self._columns).digest) % 2**64
         if self.count <= MAX_NUMBERS:

@@ -21,7 +21,7 @@ def main() -> None:
     sys.path[:] = [path for path in sys.path if not path.endswith("pyspark.zip")]
 
     import lmdb  # noqa: F401
-    import numpy  # noqa: F401
+    import numpy
     import pyarrow
     import pyspark.worker  # noqa: F401
     from pyspark.daemon import manager
@@ -31,6 +31,9 @@ def main() -> None:
 
     pyarrow.set_cpu_count(1)
     pyarrow.set_io_thread_count(1)
+    # The first conversion from NumPy makes Arrow look for pandas, which takes a quarter of a second of CPU. Without
+    # this every worker would pay for it at its first batch, and the stages of a query one after the other.
+    pyarrow.array(numpy.arange(1))
     os.register_at_fork(after_in_child=die_with_parent)
     os.register_at_fork(after_in_child=note_birth)
     manager()

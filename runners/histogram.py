@@ -38,7 +38,8 @@ class Histogram:
     """Counts by bucket. Two histograms of any runs may be merged; percentiles are taken last.
 
     Values are kept until there are many or somebody asks: filing them one small batch at a time took more of the
-    sink than everything else it does.
+    sink than everything else it does. They are summed up by the number of their bucket, in one row for all buckets
+    between the least and the greatest: a dictionary would be a Python loop over buckets, time and again.
     """
 
     def __init__(self, counts: Mapping[int, int] | None = None) -> None:
@@ -46,11 +47,17 @@ class Histogram:
         self._values: list[Int] = []
         self._weights: list[Int] = []
         self._waiting = 0
+        self._sums = np.zeros(0)  # exact: counts stay far below 2**53
+        self._least = 0  # the bucket number of the first sum
 
     @property
     def counts(self) -> dict[int, int]:
         """Bucket edge → count."""
         self._file()
+        found = np.flatnonzero(self._sums)
+        for edge, count in zip(_edges(found + self._least).tolist(), self._sums[found].tolist(), strict=True):
+            self._counts[edge] = self._counts.get(edge, 0) + int(count)
+        self._sums[found] = 0
         return self._counts
 
     def add(self, values: Int, weights: Int | None = None) -> None:
@@ -64,12 +71,21 @@ class Histogram:
         if not self._waiting:
             return
         places = _places(np.concatenate(self._values))
-        least = int(places.min())
+        least, most = int(places.min()), int(places.max())
+        self._make_room(least, most)
         sums = np.bincount(places - least, weights=np.concatenate(self._weights))
-        found = np.flatnonzero(sums)
-        for edge, count in zip(_edges(found + least).tolist(), sums[found].tolist(), strict=True):
-            self._counts[edge] = self._counts.get(edge, 0) + int(count)
+        self._sums[least - self._least : most + 1 - self._least] += sums
         self._values, self._weights, self._waiting = [], [], 0
+
+    def _make_room(self, least: int, most: int) -> None:
+        """Let the row of sums cover these places too."""
+        end = self._least + self._sums.size
+        if self._sums.size and self._least <= least and most < end:
+            return
+        wider_least, wider_end = (min(self._least, least), max(end, most + 1)) if self._sums.size else (least, most + 1)
+        wider = np.zeros(wider_end - wider_least)
+        wider[self._least - wider_least :][: self._sums.size] = self._sums
+        self._least, self._sums = wider_least, wider
 
     def add_one(self, value: int) -> None:
         """The same for a single value, without the detour through an array."""
@@ -79,7 +95,6 @@ class Histogram:
         self._counts[edge] = self._counts.get(edge, 0) + 1
 
     def merge(self, other: "Histogram") -> None:
-        self._file()
         for edge, count in other.counts.items():
             self._counts[edge] = self._counts.get(edge, 0) + count
 

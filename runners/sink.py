@@ -1,11 +1,12 @@
 """The last step of the data's way: a reader that may act on what it gets, with a stop-watch.
 
-The sink admits rows by the protocol's own rule, stamps their arrival entry by entry, and folds them into the answer.
+The sink admits rows by the protocol's own rule, stamps their arrival read by read, and folds them into the answer.
 Latency is taken from the oldest event that a row reflects, weighted by the number of events; see docs/method.md.
 """
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 
 import numpy as np
 import pyarrow as pa
@@ -49,32 +50,38 @@ class Sink(Role):
             if found := self._ctx.log.read(tag, after, max_bytes=self._read_bytes):
                 records[tag] = found
         for group in self._observer.admit(records):
-            for delivery in group:
-                self._take(delivery)
+            self._take(group)
         if not self._done and self._observer.exhausted():
             with contextlib.suppress(LogFull):  # then it is said in a later step
                 self._ctx.log.increment("done")
                 self._done = True
         return bool(records)
 
-    def _take(self, delivery: Delivery) -> None:
+    def _take(self, group: Sequence[Delivery]) -> None:
+        """Entries that came in one read arrived together; what they cost here is the next read's delay."""
         stamp_us = self._ctx.now_us()
-        tag, record, committed_us = delivery
-        if record.header.end:
-            self._edges.decode(record.body.to_pybytes())
-        if not record.header.rows:
-            return
-        batch = decode_batch(record.body, self._schema)
-        self._edges.taken(tag, record.header.producer, *self._stream.summarise(batch))
         second = (stamp_us - self._start_us) // 1_000_000
-        self._histogram(second, "sink_delay").add_one(stamp_us - committed_us)
-        self._measure(batch, stamp_us, second)
-        self.fold.add(batch)
-        self.rows += batch.num_rows
+        delay = self._histogram(second, "sink_delay")
+        for (tag, producer), run in groupby(group, lambda delivery: (delivery.tag, delivery.record.header.producer)):
+            batches = []
+            for _, record, committed_us in run:
+                if record.header.end:
+                    self._edges.decode(record.body.to_pybytes())
+                if record.header.rows:
+                    batches.append(decode_batch(record.body, self._schema))
+                    delay.add_one(stamp_us - committed_us)
+            if batches:
+                # A table puts columns together when they are asked for, and most of them are not.
+                table = pa.Table.from_batches(batches)
+                self._edges.taken(tag, producer, *self._stream.summarise(table))
+                self._measure(table, stamp_us, second)
+                for batch in batches:
+                    self.fold.add(batch)
+                self.rows += table.num_rows
 
-    def _measure(self, batch: pa.RecordBatch, stamp_us: int, second: int) -> None:
+    def _measure(self, rows: pa.Table, stamp_us: int, second: int) -> None:
         oldest, newest, events, emit = (
-            batch.column(name).to_numpy() for name in ("oldest_us", "newest_us", "events", "emit_us")
+            rows.column(name).to_numpy() for name in ("oldest_us", "newest_us", "events", "emit_us")
         )
         self.events += int(events.sum())
         self._histogram(second, "visible").add(stamp_us - (oldest + self._shift_us), events)

@@ -123,7 +123,10 @@ class Source(Role):
                 tag = self._tags[self._turn % len(self._tags)]
                 self._turn += 1
                 rows.setdefault(tag, []).append(part)
-                self._edges.sent(tag, *self._stream.summarise(part))
+            for tag, sent in rows.items():
+                # Where there is one substream, its rows are the block's: one call instead of one for each part.
+                for whole in [block] if len(self._tags) == 1 else sent:
+                    self._edges.sent(tag, *self._stream.summarise(whole))
             self.next = following
             yield rows
             self._note_delay(start)

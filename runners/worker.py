@@ -133,6 +133,8 @@ def _build(spec: RunSpec, name: str, parts: dict[str, Any]) -> tuple[Role, Conte
     ctx = Context(**parts)
     if name not in job.sources and name != SINK:
         return CoordinatorRole(spec.protocol.coordinator(ctx)), ctx
+    if name in job.sources:
+        spec.workload.events(0, 1)  # makes the tables of the seed; the clock must not wait for them
     start_us = await_start(spec, ctx)
     if name == SINK:
         return Sink(ctx, layout, spec.protocol, start_us=start_us, base_us=spec.workload.base_time_us), ctx
