@@ -330,7 +330,13 @@ def report(run: dict[str, Any], directory: Path) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0]
+    """The first line, and what Hydra's messages say further down about what to do: the choices, or how to add a key."""
+    lines = [line.strip() for line in str(error).strip().split("\n") if line.strip()]
+    heading = next((place for place, line in enumerate(lines) if line.startswith("Available options")), None)
+    if heading is not None:
+        choices = [line for line in lines[heading + 1 :] if " " not in line]
+        return f"{lines[0]}; there are {', '.join(choices)}"
+    return " ".join(line for place, line in enumerate(lines) if place == 0 or line.startswith("To append"))
 
 
 def command() -> int:
