@@ -27,14 +27,19 @@ from analysis.tables import aligned, comparison
 from infra import java
 from infra.cluster import Cluster, ClusterError, Endpoint
 from nexmark.generator import Generator
+from nexmark.parameters import Query
+from nexmark.workload import Workload
+from protocols.base import Protocol
 from runners import experiments, grid, manifest, soak
 from runners.benchmark import Prepared, execute, prepare
 from runners.display import Display
+from runners.faults import Failure
 from runners.rundir import ROOT, RunDirectory
-from runners.settings import ConfigError, Settings
+from runners.settings import ConfigError, Settings, check_number
 from runners.spark import session
 from runners.sustained import Search
 from runners.sweep import BAD_CONFIG, BROKEN, WELL, Result, Sweep
+from sharedlog.log import LogSpec
 
 INTERRUPTED = 130
 NAMES = ("query", "protocol", "log", "cluster", "failure")
@@ -255,10 +260,11 @@ def measure(
 
 def read_settings(config: DictConfig, directory: Path, choices: Mapping[str, Any]) -> Settings:
     """Build and check everything that the configuration names. Raises `ConfigError`."""
+    content = plain(config)
     workload = build_part(config, "source")
     if isinstance(workload, Generator):
-        workload = replace(workload, total=workload.count_before(int(float(config.duration_s) * 1e6)))
-    content = plain(config)
+        duration_us = check_number("duration_s", content["duration_s"], 1e-3, 1e7) * 1e6
+        workload = replace(workload, total=workload.count_before(int(duration_us)))
     return Settings(
         query=build_part(config, "query"),
         protocol=build_part(config, "protocol"),
@@ -273,15 +279,31 @@ def read_settings(config: DictConfig, directory: Path, choices: Mapping[str, Any
 PARTS = ("query", "protocol", "workload", "log", "failure", "names")
 
 
+BUILT: Mapping[str, type] = {
+    "query": Query,
+    "protocol": Protocol,
+    "source": Workload,
+    "log": LogSpec,
+    "cluster": Cluster,
+    "failure": Failure,
+}
+
+
 def build_part(config: DictConfig, name: str, **override: Any) -> Any:
     """One config group as the object it describes; whatever it objects to becomes a `ConfigError`."""
+    group = config.get(name)
+    if not isinstance(group, DictConfig) or "_target_" not in group:
+        raise ConfigError(f"{name} must be the name of a file in configs/{name}, got {str(group)[:80]!r}")
     try:
-        return instantiate(config[name], **override)
+        part = instantiate(group, **override)
     except InstantiationException as error:
         cause = error.__cause__ or error
         raise ConfigError(f"{name}: {_first_line(cause)}") from error
-    except OmegaConfBaseException as error:
+    except (OmegaConfBaseException, ValueError, TypeError) as error:
         raise ConfigError(f"{name}: {_first_line(error)}") from error
+    if not isinstance(part, BUILT[name]):
+        raise ConfigError(f"{name} makes a {type(part).__name__} and must make a {BUILT[name].__name__}")
+    return part
 
 
 def _start(cluster: Cluster) -> Endpoint:

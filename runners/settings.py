@@ -15,6 +15,15 @@ class ConfigError(ValueError):
     """A configuration that cannot run. Its message is all that the user sees."""
 
 
+def check_number(name: str, value: Any, least: float, most: float, *, whole: bool = False) -> float:
+    """The value, if it is a number in this range. Raises `ConfigError`."""
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or not math.isfinite(value):
+        raise ConfigError(f"{name} must be a {'whole ' if whole else ''}number, got {value!r}")
+    if not least <= value <= most:
+        raise ConfigError(f"{name} must be from {least:g} to {most:g}, got {value!r}")
+    return value
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """What `run.py` makes of its configuration."""
@@ -46,9 +55,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("sources", "parallelism", "flush_bytes"):
-            self._number(name, int, 1, 1 << 30)
+            check_number(name, getattr(self, name), 1, 1 << 30, whole=True)
         for name in ("rate", "seed", "spare_slots", "repetition"):
-            self._number(name, int, 0, 1 << 62)
+            check_number(name, getattr(self, name), 0, 1 << 62, whole=True)
         for name in (
             "duration_s",
             "flush_interval_ms",
@@ -57,8 +66,8 @@ class Settings:
             "log_lock_timeout_ms",
             "drain_timeout_s",
         ):
-            self._number(name, (int, float), 1e-3, 1e7)
-        self._number("warmup_s", (int, float), 0, 1e7)
+            check_number(name, getattr(self, name), 1e-3, 1e7)
+        check_number("warmup_s", self.warmup_s, 0, 1e7)
         for name in ("trim", "verify", "keep_log", "keep_samples"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be true or false, got {getattr(self, name)!r}")
@@ -75,13 +84,6 @@ class Settings:
             raise ConfigError(f"failure must be a list of faults, got {self.failure!r}")
         if not 1 <= self.total < UNBOUNDED:
             raise ConfigError(f"the input has {self.total} events; raise rate or duration_s")
-
-    def _number(self, name: str, kind: Any, least: float, most: float) -> None:
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value):
-            raise ConfigError(f"{name} must be a number, got {value!r}")
-        if not least <= value <= most:
-            raise ConfigError(f"{name} must be from {least:g} to {most:g}, got {value!r}")
 
     @property
     def total(self) -> int:
