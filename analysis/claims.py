@@ -132,8 +132,16 @@ def _pairs(results: Results, runs: pd.DataFrame, over: str, under: str) -> list[
             if len(below):
                 bottom = below.iloc[0]
                 fit = max(kept[str(top["cell"])], kept[str(bottom["cell"])]) > 0.5
-                pairs.append(_Pair(query=str(query), rate=int(str(rate)), interval_ms=float(top["commit_interval_ms"]),
-                                   over=top.to_dict(), under=bottom.to_dict(), kept_up=fit))  # fmt: skip
+                pairs.append(
+                    _Pair(
+                        query=str(query),
+                        rate=int(float(str(rate))),
+                        interval_ms=float(top["commit_interval_ms"]),
+                        over=top.to_dict(),
+                        under=bottom.to_dict(),
+                        kept_up=fit,
+                    )
+                )
     return pairs
 
 

@@ -6,12 +6,14 @@ snapshots on and off, log latencies, a cut-off directory and a manifest.
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from tests.analysis.synthetic import write_manifest, write_run
 
+Samples = Callable[[float], list[float]]
 SCALE = {"aligned_checkpoint": 1.6, "at_least_once": 0.9, "progress_marking": 1.5, "transactions": 1.9, "unsafe": 0.8}
 DIRTY = "sink_delay_ms p99 is 30.2 ms, above the 15.9 ms that a fair measurement allows"
 
@@ -49,7 +51,7 @@ def write_sweep(root: Path, *, queries: tuple[str, ...] = ("q1", "q3", "q5", "q8
     return root
 
 
-def _commit_intervals(root: Path, repetition: int, samples) -> None:  # type: ignore[no-untyped-def]
+def _commit_intervals(root: Path, repetition: int, samples: Samples) -> None:
     for interval_ms in (10, 25, 50, 100):
         for name, factor in (("progress_marking", 1.0), ("transactions", 1 + 8 / interval_ms)):
             write_run(
@@ -59,7 +61,7 @@ def _commit_intervals(root: Path, repetition: int, samples) -> None:  # type: ig
             )  # fmt: skip
 
 
-def _faults(root: Path, repetition: int, samples) -> None:  # type: ignore[no-untyped-def]
+def _faults(root: Path, repetition: int, samples: Samples) -> None:
     broken = {"lost": 5, "duplicated": 5, "edges_ok": False}
     for name, scale in SCALE.items():
         for snapshots in (10_000, 0) if name in ("progress_marking", "transactions") else (None,):

@@ -38,16 +38,7 @@ def write_run(
     `slow_second` multiplies that second's latencies by ten; `fields` go into run.json as they are.
     """
     path.mkdir(parents=True)
-    visible = pd.DataFrame(
-        [
-            (second, metric, round(value * 1000 * scale * (10 if second == slow_second else 1)), 1)
-            for second in range(10)
-            for metric, scale in (("visible", 1.0), ("emit", 0.5), ("paper", 0.25))
-            for value in samples_ms
-        ],
-        columns=["second", "metric", "value_us", "count"],
-    )
-    visible.groupby(["second", "metric", "value_us"], as_index=False).sum().to_parquet(path / "latency.parquet")
+    _latency(samples_ms, slow_second).to_parquet(path / "latency.parquet")
     pd.DataFrame({"role": ["source/0"], "second": [0]}).to_parquet(path / "tasks.parquet")
     (path / "events.jsonl").write_text(json.dumps({"event": "start", "time_ms": START_US / 1000}) + "\n")
     (path / "environment.json").write_text(
@@ -88,6 +79,17 @@ def write_run(
     }  # fmt: skip
     (path / "run.json").write_text(json.dumps(run))
     return path
+
+
+def _latency(samples_ms: Sequence[float], slow_second: int | None) -> pd.DataFrame:
+    rows = [
+        (second, metric, round(value * 1000 * scale * (10 if second == slow_second else 1)), 1)
+        for second in range(10)
+        for metric, scale in (("visible", 1.0), ("emit", 0.5), ("paper", 0.25))
+        for value in samples_ms
+    ]
+    table = pd.DataFrame(rows, columns=["second", "metric", "value_us", "count"])
+    return table.groupby(["second", "metric", "value_us"], as_index=False).sum()
 
 
 def write_manifest(path: Path, cells: Sequence[Mapping[str, Any]], **fields: Any) -> None:
