@@ -120,6 +120,8 @@ class Index:
             except lmdb.MapResizedError:
                 self._set_map_bytes(0)  # another process enlarged the map; adopt its size, and take a new slot
                 txn = self._begin_read_in_turn()
+            except lmdb.BadRslotError:
+                txn = self._begin_read_in_turn()  # a forked child closed what it inherited, and with it our kept slot
         else:
             txn = self._begin_read_in_turn()
         self._latest_read = weakref.ref(txn)

@@ -35,7 +35,8 @@ def test_killed_writers(tmp_path: Path, durability: str, kills: int, trims: bool
     writers: list[Writer] = []
     alive: list[Writer] = []
     killed = acknowledged = 0
-    while killed < kills:
+    # On a busy machine writers are killed before they wrote anything; then more of them are.
+    while killed < kills or (acknowledged <= kills and killed < 10 * kills):
         while len(alive) < WRITERS:
             writers.append(Writer(spec, len(writers), rng.randrange(1 << 30), trims))
             alive.append(writers[-1])
