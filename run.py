@@ -291,7 +291,10 @@ BUILT: Mapping[str, type] = {
 
 def build_part(config: DictConfig, name: str, **override: Any) -> Any:
     """One config group as the object it describes; whatever it objects to becomes a `ConfigError`."""
-    group = config.get(name)
+    try:
+        group = config.get(name)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{name}: {_first_line(error)}") from error
     if not isinstance(group, DictConfig) or "_target_" not in group:
         raise ConfigError(f"{name} must be the name of a file in configs/{name}, got {str(group)[:80]!r}")
     try:

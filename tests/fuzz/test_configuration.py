@@ -48,7 +48,7 @@ def refuse_or_accept(config: DictConfig, choices: dict[str, Any], directory: Pat
         assert "Traceback" not in said
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_one_nasty_value_anywhere(data: st.DataObject, tmp_path: Path) -> None:
     overrides = [
