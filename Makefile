@@ -29,10 +29,10 @@ run: $(STAMP)  ## The main job: a verified run, with a table and pictures at the
 	@$(BIN)/python run.py experiment=quickstart
 
 test: $(STAMP)  ## The tests that every change must pass.
-	@$(BIN)/python -m pytest -q -m "not slow" tests
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow" tests
 
 test-all: $(STAMP)  ## All tests, the long ones included.
-	@$(BIN)/python -m pytest -q tests
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile tests
 
 check: $(STAMP)  ## Lint, format, types, and who may import whom.
 	@$(BIN)/ruff check .

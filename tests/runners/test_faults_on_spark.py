@@ -1,6 +1,6 @@
 """Every kind of fault on Spark, proven, and the answer right all the same. Nothing here looks at how long it took.
 
-`make test` strikes with every kind once, the protocols taking turns; `make test-all` runs the whole matrix.
+`make test` strikes with the worst of them, the protocols taking turns; `make test-all` runs the whole matrix.
 """
 
 import json
@@ -35,6 +35,11 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "stalled log, broken up": ("failure=log_stall", "failure.for_s=4", "log_lock_timeout_ms=500", "duration_s=7"),
 }  # fmt: skip
 
+FIRST = (
+    "kill during a commit", "kill during a snapshot", "kill during recovery", "kill all tasks", "kill a source",
+    "pause a zombie", "full log", "stalled log, broken up",
+)  # fmt: skip
+
 
 def struck(protocol: str, *overrides: str) -> dict[str, Any]:
     """A Q5 run with a fault; snapshots are frequent where a protocol lets one say so."""
@@ -62,8 +67,8 @@ def assert_survived(summary: dict[str, Any]) -> None:
     assert summary["guarantee_held"] is True
 
 
-@pytest.mark.parametrize(("place", "fault"), list(enumerate(FAULTS)), ids=list(FAULTS))
-def test_every_fault_once(place: int, fault: str) -> None:
+@pytest.mark.parametrize(("place", "fault"), list(enumerate(FIRST)), ids=FIRST)
+def test_the_worst_faults_once(place: int, fault: str) -> None:
     assert_survived(struck(EXACTLY_ONCE[place % len(EXACTLY_ONCE)], *FAULTS[fault]))
 
 
