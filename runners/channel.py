@@ -1,8 +1,8 @@
 """Messages between tasks and coordinators over TCP: non-blocking, and lossy as the contract allows.
 
 Every role that uses its channel listens on a port of its own and announces it in the snapshot store. A broken
-connection
-loses what was under way; protocols repeat their requests.
+connection loses what was under way; protocols repeat their requests. A sender that speaks over a new connection may be a
+new process, while the old one is still there, paused: then its address is looked up again before it is answered.
 """
 
 import contextlib
@@ -31,6 +31,7 @@ class SocketChannel(Channel):
         self._selector: selectors.DefaultSelector | None = None
         self._listener: socket.socket | None = None
         self._incoming: dict[socket.socket, bytearray] = {}
+        self._speaker: dict[socket.socket, str] = {}  # who was heard over it
         self._outgoing: dict[str, socket.socket] = {}
 
     def fileno(self) -> int | None:
@@ -48,8 +49,7 @@ class SocketChannel(Channel):
                 connection.sendall(frame)
                 return
             except OSError:
-                connection.close()
-                self._outgoing.pop(to, None)
+                self._hang_up(to)
 
     def receive(self) -> list[tuple[str, bytes]]:
         selector = self._open()
@@ -121,10 +121,19 @@ class SocketChannel(Channel):
                 break
             name = bytes(pending[_FRAME.size : _FRAME.size + name_size]).decode()
             arrived.append((name, bytes(pending[_FRAME.size + name_size : end])))
+            if self._speaker.get(connection) != name:
+                self._speaker[connection] = name
+                self._hang_up(name)
             del pending[:end]
         if not received:
             assert self._selector is not None
             self._selector.unregister(connection)
             del self._incoming[connection]
+            self._speaker.pop(connection, None)
             connection.close()
         return arrived
+
+    def _hang_up(self, name: str) -> None:
+        known = self._outgoing.pop(name, None)
+        if known is not None:
+            known.close()

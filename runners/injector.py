@@ -19,10 +19,10 @@ import psutil
 from protocols.base import Guarantee, Phase
 from runners.faults import CONDITIONS, Failure, Fault
 from runners.plan import SINK
-from runners.strike import Strike, await_stopped, born_s, signalled
+from runners.strike import Strike, await_stopped, born_s, is_stopped, signalled
 from runners.vitals import Seen, Ward
 from runners.worker import RunSpec, wall_us
-from sharedlog.errors import LogFull
+from sharedlog.errors import LogFull, Trimmed
 from sharedlog.log import Entry, Header, Kind, SharedLog
 
 IDLE_S = 0.005
@@ -77,6 +77,11 @@ class Injector:
         for lasting in self._lasting:
             lasting.end()
         self._lasting.clear()
+        for role in self._spec.roles():  # whoever stopped in a phase that nobody came to
+            for instance in self._ward.instances(role):
+                seen = self._ward.look(role, instance)
+                if is_stopped(seen.pid):
+                    signalled(seen.pid, signal.SIGCONT)
         self._follow()
 
     def missing(self) -> list[str]:
@@ -250,7 +255,13 @@ class Injector:
         strike.lag_entries = self._unread(dict(zip(plan.inputs, seen.positions, strict=False))) if plan else 0
 
     def _unread(self, positions: Mapping[str, int]) -> int:
-        return sum(len(self._log.read(tag, after, max_bytes=1 << 20)) for tag, after in positions.items())
+        """Entries behind these positions; of a target that has not read yet, those that are still there."""
+        first = self._log.first()
+        count = 0
+        for tag, after in positions.items():
+            with contextlib.suppress(Trimmed):  # just now: what was cut was read by whoever matters
+                count += len(self._log.read(tag, max(after, first - 1), max_bytes=1 << 20))
+        return count
 
     # What is done.
 

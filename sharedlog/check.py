@@ -129,16 +129,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0 for a sound log, 1 for a damaged one."""
     parser = argparse.ArgumentParser(description="Compare an embedded log's index with its segments.")
     parser.add_argument("directory")
-    directory = parser.parse_args(arguments).directory
-    # LMDB trusts its file: pages that were tampered with can kill whoever reads them. So somebody else reads.
+    return _say(parser.parse_args(arguments).directory)
+
+
+def _from_afar() -> int:
+    """LMDB trusts its file: pages that were tampered with can kill whoever reads them. So somebody else reads."""
     reader = os.fork()
     if not reader:
-        os._exit(_say(directory))
+        try:
+            code = main()
+        except SystemExit as ending:  # from argparse
+            code = int(str(ending.code or 0))
+        os._exit(code)
     code = os.waitstatus_to_exitcode(os.waitpid(reader, 0)[1])
     if code < 0:
-        said = f"the index is damaged: reading it ended a process with {signal.Signals(-code).name}"
-        print(f"{directory}: {said}; the log cannot be used any more", file=sys.stderr)
-    return min(1, abs(code))
+        print(f"the index is damaged: reading it ended a process with {signal.Signals(-code).name}", file=sys.stderr)
+    return abs(code)
 
 
 def _say(directory: str) -> int:
@@ -163,4 +169,4 @@ def _say(directory: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(min(2, _from_afar()))

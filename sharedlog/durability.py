@@ -82,7 +82,9 @@ class Syncer:
         self.checkpoint()
 
     def _run(self) -> None:
-        while True:
+        # `close` may come between the wait for `_stop` and the clearing of `_dirty`, which then takes its wake-up away;
+        # so `_stop` is looked at again before the next wait.
+        while not self._stop.is_set():
             self._dirty.wait()
             if self._stop.wait(self._group_s):
                 return
