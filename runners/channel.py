@@ -1,8 +1,8 @@
 """Messages between tasks and coordinators over TCP: non-blocking, and lossy as the contract allows.
 
 Every role that uses its channel listens on a port of its own and announces it in the snapshot store. A broken
-connection loses what was under way; protocols repeat their requests. A sender that speaks over a new connection may be a
-new process, while the old one is still there, paused: then its address is looked up again before it is answered.
+connection loses what was under way; protocols repeat their requests. A sender that speaks over a new connection may be
+a new process, while the old one is still there, paused: then its address is looked up again before it is answered.
 """
 
 import contextlib
