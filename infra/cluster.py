@@ -51,6 +51,13 @@ class Cluster(ABC):
         """Give everything back. Fine to call twice."""
 
 
+def _check_counts(cluster: Cluster, **most: int) -> None:
+    for name, limit in most.items():
+        value = getattr(cluster, name)
+        if not isinstance(value, int) or not 1 <= value <= limit:
+            raise ClusterError(f"{name} must be a whole number from 1 to {limit}, got {value!r}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ThisHost(Cluster):
     """What the two local clusters share: the only host is this one."""
@@ -78,8 +85,7 @@ class Local(ThisHost):
     slots: int = 64
 
     def __post_init__(self) -> None:
-        if self.slots < 1:
-            raise ClusterError(f"cluster local needs at least one slot, got slots={self.slots}")
+        _check_counts(self, slots=65_536)
 
     def start(self) -> Endpoint:
         # local[n] alone would mean no retries at all.
@@ -96,9 +102,7 @@ class LocalCluster(ThisHost):
     work_dir: str = ".cache/spark-home"
 
     def __post_init__(self) -> None:
-        for name in ("executors", "slots_per_executor", "executor_memory_mb"):
-            if getattr(self, name) < 1:
-                raise ClusterError(f"cluster local_cluster needs {name} >= 1, got {getattr(self, name)}")
+        _check_counts(self, executors=64, slots_per_executor=65_536, executor_memory_mb=1 << 20)
 
     def start(self) -> Endpoint:
         return Endpoint(

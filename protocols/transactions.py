@@ -52,10 +52,13 @@ class Transactions(Protocol):
             "repeat_interval_ms",
             "restate_interval_ms",
             "buffer_bytes",
-            "coordinator_count",
         ):
             value = getattr(self, name)
             require(value > 0, who, f"{name} is {value} and must be positive")
+        count = self.coordinator_count
+        require(
+            isinstance(count, int) and 1 <= count <= 1024, who, f"coordinator_count is {count}; use a number up to 1024"
+        )
         snapshots = self.snapshot_interval_ms
         require(snapshots >= 0, who, f"snapshot_interval_ms is {snapshots}; use a positive one, or 0 for no snapshots")
         require(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dataflow.graph import Graph
+from dataflow.graph import Graph, GraphError
 from nexmark.queries import build
 from runners.display import Display
 from runners.faults import FaultError
@@ -32,7 +32,10 @@ class Prepared:
 
 def prepare(settings: Settings, slots: int, *, vitals: Path, executors: int = 0) -> Prepared:
     """Lay the query out and see that it fits the cluster. Raises `ConfigError`."""
-    graph = build(settings.query, settings.parallelism)
+    try:
+        graph = build(settings.query, settings.parallelism)
+    except GraphError as error:
+        raise ConfigError(f"query: {error}") from error
     layout = lay_out(
         graph,
         sources=settings.sources,

@@ -54,8 +54,9 @@ class Settings:
     repetition: int = 0  # of the same run in a sweep
 
     def __post_init__(self) -> None:
-        for name in ("sources", "parallelism", "flush_bytes"):
-            check_number(name, getattr(self, name), 1, 1 << 30, whole=True)
+        for name in ("sources", "parallelism"):  # names of roles are made before slots are counted
+            check_number(name, getattr(self, name), 1, 4096, whole=True)
+        check_number("flush_bytes", self.flush_bytes, 1, 1 << 30, whole=True)
         for name in ("rate", "seed", "spare_slots", "repetition"):
             check_number(name, getattr(self, name), 0, 1 << 62, whole=True)
         for name in (

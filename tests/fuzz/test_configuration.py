@@ -48,7 +48,7 @@ def refuse_or_accept(config: DictConfig, choices: dict[str, Any], directory: Pat
         assert "Traceback" not in said
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_one_nasty_value_anywhere(data: st.DataObject, tmp_path: Path) -> None:
     overrides = [
@@ -56,6 +56,7 @@ def test_one_nasty_value_anywhere(data: st.DataObject, tmp_path: Path) -> None:
         f"protocol={data.draw(st.sampled_from(protocols()))}",
         f"failure={data.draw(st.sampled_from(FAILURES))}",
         f"source={data.draw(st.sampled_from(['generator', 'replay']))}",
+        f"cluster={data.draw(st.sampled_from(['local', 'local_cluster']))}",
     ]
     config, choices = composed(*overrides)
     leaf = data.draw(st.sampled_from(leaves(config)))
@@ -71,4 +72,22 @@ def test_a_key_that_nobody_knows(group: str, tmp_path: Path) -> None:
     with open_dict(config):
         config[group]["colour"] = "red"
     with pytest.raises(ConfigError, match="colour"):
+        check_run(config, choices, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "parallelism=10000000",  # once made ten million names of roles, and 13 GB, before the slots were counted
+        "sources=10000000",
+        "protocol.coordinator_count=10000000",
+        "protocol.coordinator_count=1.5",
+        "cluster.executors=1.5",
+        "cluster.executors=1099511627776",
+        "query.window_us=1099511627776",  # not made of whole slides: once a traceback
+    ],
+)
+def test_found_by_fuzzing(override: str, tmp_path: Path) -> None:
+    config, choices = composed("query=q5", "protocol=transactions", "cluster=local_cluster", override)
+    with pytest.raises(ConfigError, match=override.partition("=")[0].split(".")[-1].partition("_")[0]):
         check_run(config, choices, tmp_path)
