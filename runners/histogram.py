@@ -1,6 +1,6 @@
 """Latency histograms: log-linear buckets of about 0.1% width, exact to merge, cheap to fill column-wise."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -43,22 +43,20 @@ class Histogram:
     """
 
     def __init__(self, counts: Mapping[int, int] | None = None) -> None:
-        self._counts: dict[int, int] = dict(counts or {})
         self._values: list[Int] = []
         self._weights: list[Int] = []
+        self._ones: list[int] = []  # single values, of weight 1
         self._waiting = 0
         self._sums = np.zeros(0)  # exact: counts stay far below 2**53
         self._least = 0  # the bucket number of the first sum
+        if counts:
+            self.add(np.fromiter(counts, np.int64), np.fromiter(counts.values(), np.int64))
 
     @property
     def counts(self) -> dict[int, int]:
-        """Bucket edge → count."""
-        self._file()
-        found = np.flatnonzero(self._sums)
-        for edge, count in zip(_edges(found + self._least).tolist(), self._sums[found].tolist(), strict=True):
-            self._counts[edge] = self._counts.get(edge, 0) + int(count)
-        self._sums[found] = 0
-        return self._counts
+        """Bucket edge → count, made anew for every caller."""
+        edges, sums = self._filled()
+        return dict(zip(edges.tolist(), sums.astype(np.int64).tolist(), strict=True))
 
     def add(self, values: Int, weights: Int | None = None) -> None:
         self._values.append(values)
@@ -67,58 +65,69 @@ class Histogram:
         if self._waiting >= _PENDING:
             self._file()
 
-    def _file(self) -> None:
-        if not self._waiting:
-            return
-        places = _places(np.concatenate(self._values))
-        least, most = int(places.min()), int(places.max())
-        self._make_room(least, most)
-        sums = np.bincount(places - least, weights=np.concatenate(self._weights))
-        self._sums[least - self._least : most + 1 - self._least] += sums
-        self._values, self._weights, self._waiting = [], [], 0
-
-    def _make_room(self, least: int, most: int) -> None:
-        """Let the row of sums cover these places too."""
-        end = self._least + self._sums.size
-        if self._sums.size and self._least <= least and most < end:
-            return
-        wider_least, wider_end = (min(self._least, least), max(end, most + 1)) if self._sums.size else (least, most + 1)
-        wider = np.zeros(wider_end - wider_least)
-        wider[self._least - wider_least :][: self._sums.size] = self._sums
-        self._least, self._sums = wider_least, wider
-
     def add_one(self, value: int) -> None:
-        """The same for a single value, without the detour through an array."""
-        shift = max(abs(value).bit_length() - _BITS, 0)
-        edge = (abs(value) >> shift) << shift
-        edge = -edge if value < 0 else edge
-        self._counts[edge] = self._counts.get(edge, 0) + 1
+        """The same for a single value, without an array of its own."""
+        self._ones.append(value)
+        if len(self._ones) >= _PENDING:
+            self._file()
 
     def merge(self, other: "Histogram") -> None:
-        for edge, count in other.counts.items():
-            self._counts[edge] = self._counts.get(edge, 0) + count
+        other._file()
+        if other._sums.size:
+            self._add_sums(other._least, other._sums)
 
     @property
     def count(self) -> int:
-        return sum(self.counts.values())
+        return int(self._filled()[1].sum())
 
     def percentile(self, percent: float) -> float:
         """The bucket edge that `percent` of all values do not exceed; NaN when there are none."""
-        return percentiles(self, [percent])[0]
+        return self.percentiles([percent])[0]
 
+    def percentiles(self, percents: Sequence[float]) -> list[float]:
+        """Several at once; 100 is the largest bucket."""
+        edges, sums = self._filled()
+        if not edges.size:
+            return [float("nan")] * len(percents)
+        total = np.cumsum(sums)
+        ranks = np.ceil(np.asarray(percents) / 100 * total[-1])
+        return [float(edges[i]) for i in np.searchsorted(total, np.maximum(ranks, 1))]
 
-def percentiles(histogram: Histogram, percents: list[float]) -> list[float]:
-    """Several percentiles of one histogram; 100 is the largest bucket."""
-    if not histogram.counts:
-        return [float("nan")] * len(percents)
-    edges = np.array(sorted(histogram.counts))
-    total = np.cumsum([histogram.counts[edge] for edge in edges.tolist()])
-    ranks = np.ceil(np.asarray(percents) / 100 * total[-1])
-    return [float(edges[i]) for i in np.searchsorted(total, np.maximum(ranks, 1))]
+    def _filled(self) -> tuple[Int, npt.NDArray[np.float64]]:
+        """The edges of all buckets that are not empty, in order, and what is in them."""
+        self._file()
+        found = np.flatnonzero(self._sums)
+        return _edges(found + self._least), self._sums[found]
+
+    def _file(self) -> None:
+        if self._ones:
+            self._values.append(np.array(self._ones, np.int64))
+            self._weights.append(np.ones(len(self._ones), np.int64))
+            self._ones = []
+        if not self._values:
+            return
+        places = _places(np.concatenate(self._values))
+        if places.size:
+            least = int(places.min())
+            sums = np.bincount(places - least, weights=np.concatenate(self._weights))
+            self._add_sums(least, sums.astype(np.float64, copy=False))
+        self._values, self._weights, self._waiting = [], [], 0
+
+    def _add_sums(self, least: int, sums: npt.NDArray[np.float64]) -> None:
+        """Add counts of consecutive buckets; the row grows where it does not cover them yet."""
+        end, own_end = least + sums.size, self._least + self._sums.size
+        if not self._sums.size:
+            self._least, self._sums = least, np.zeros(sums.size)
+        elif least < self._least or end > own_end:
+            wider_least = min(self._least, least)
+            wider = np.zeros(max(own_end, end) - wider_least)
+            wider[self._least - wider_least :][: self._sums.size] = self._sums
+            self._least, self._sums = wider_least, wider
+        self._sums[least - self._least : end - self._least] += sums
 
 
 def summary_ms(histogram: Histogram) -> dict[str, float]:
     """What run.json says of a latency: count, and p50 to max in milliseconds."""
     names = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p999": 99.9, "max": 100.0}
-    values = percentiles(histogram, list(names.values()))
+    values = histogram.percentiles(list(names.values()))
     return {"count": histogram.count, **{name: value / 1000 for name, value in zip(names, values, strict=True)}}

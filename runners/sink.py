@@ -127,9 +127,5 @@ class Sink(Role):
         for second, metric in list(self.latency)[-8:]:
             if metric == "visible":
                 recent.merge(self.latency[second, metric])
-        return {
-            "rows_in": self.rows,
-            "events": self.events,
-            "visible_p50_us": recent.percentile(50) if recent.counts else None,
-            "visible_p99_us": recent.percentile(99) if recent.counts else None,
-        }
+        p50, p99 = recent.percentiles([50, 99]) if recent.count else (None, None)
+        return {"rows_in": self.rows, "events": self.events, "visible_p50_us": p50, "visible_p99_us": p99}

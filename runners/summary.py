@@ -9,7 +9,7 @@ import pandas as pd
 
 from protocols.base import Guarantee
 from runners.answer import answer_hash
-from runners.histogram import Histogram, percentiles, summary_ms
+from runners.histogram import Histogram, summary_ms
 from runners.resources import Usage
 from runners.settings import Settings
 from runners.sink import METRICS
@@ -155,7 +155,7 @@ def _generator_delay(findings: Findings) -> Histogram:
 
 
 def _p50_p99(histogram: Histogram) -> dict[str, float | None]:
-    p50, p99 = percentiles(histogram, [50, 99])
+    p50, p99 = histogram.percentiles([50, 99])
     return _finite({"p50": p50 / 1000, "p99": p99 / 1000})
 
 

@@ -28,6 +28,18 @@ def test_merging_is_the_same_as_adding_everything_to_one(left: list[int], right:
     assert one.counts == both.counts
 
 
+@given(values, values)
+def test_single_values_and_given_counts_are_counted_like_columns(ones: list[int], column: list[int]) -> None:
+    mixed, plain = Histogram(), Histogram()
+    mixed.add(np.array(column))
+    for value in ones:
+        mixed.add_one(value)
+    plain.add(np.array(column + ones))
+    assert mixed.counts == plain.counts
+    assert Histogram(plain.counts).counts == plain.counts
+    assert mixed.count == len(ones) + len(column)
+
+
 @given(values, st.sampled_from([1.0, 50.0, 90.0, 99.0, 99.9, 100.0]))
 def test_a_percentile_is_the_bucket_of_the_value_at_that_rank(numbers: list[int], percent: float) -> None:
     histogram = Histogram()
