@@ -2,6 +2,7 @@
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections import deque
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,8 @@ from dataflow.graph import Answer
 from nexmark.fingerprint import fingerprint
 
 COMPACT_ROWS = 500_000
-HASH_ROWS = 32_768
+HASH_ROWS = 8_192
+MAX_WAITING_ROWS = 262_144
 MAX_NUMBERS = 64_000_000
 
 
@@ -21,6 +23,10 @@ class Fold(ABC):
 
     @abstractmethod
     def add(self, batch: pa.RecordBatch) -> None: ...
+
+    def settle(self) -> bool:
+        """A millisecond or two of what `add` put off, for when there is nothing to read; whether there was any."""
+        return False
 
     @abstractmethod
     def result(self) -> pa.Table:
@@ -67,7 +73,7 @@ class MultisetFold(Fold):
         self._columns = list(answer.value)
         self.count = 0
         self._hash = 0
-        self._waiting: list[pa.RecordBatch] = []
+        self._waiting: deque[pa.RecordBatch] = deque()
         self._unhashed = 0
         self._numbers: list[npt.NDArray[np.int64]] = []
 
@@ -75,22 +81,32 @@ class MultisetFold(Fold):
         self._waiting.append(batch)
         self.count += batch.num_rows
         self._unhashed += batch.num_rows
-        if self._unhashed >= HASH_ROWS:
-            self._hash_waiting()
+        if self._unhashed >= MAX_WAITING_ROWS:  # never idle: memory comes before punctuality
+            self._hash_waiting(self._unhashed)
 
-    def _hash_waiting(self) -> None:
-        """Many small batches at once: the hash's cost is mostly per call."""
-        if not self._waiting:
+    def settle(self) -> bool:
+        if self._unhashed < HASH_ROWS:
+            return False
+        self._hash_waiting(HASH_ROWS)
+        return True
+
+    def _hash_waiting(self, rows: int) -> None:
+        """At least so many rows, small batches together: the hash's cost is mostly per call."""
+        taken: list[pa.RecordBatch] = []
+        while self._waiting and rows > 0:
+            taken.append(self._waiting.popleft())
+            rows -= taken[-1].num_rows
+        if not taken:
             return
-        (rows,) = pa.Table.from_batches(self._waiting).select(self._columns).combine_chunks().to_batches()
-        self._waiting, self._unhashed = [], 0
-        self._hash = (self._hash + fingerprint(rows, self._columns).digest) % 2**64
+        (together,) = pa.Table.from_batches(taken).select(self._columns).combine_chunks().to_batches()
+        self._unhashed -= together.num_rows
+        self._hash = (self._hash + fingerprint(together, self._columns).digest) % 2**64
         if self.count <= MAX_NUMBERS:
-            self._numbers.append(rows.column("number").to_numpy())
+            self._numbers.append(together.column("number").to_numpy())
 
     @property
     def hash(self) -> int:
-        self._hash_waiting()
+        self._hash_waiting(self._unhashed)
         return self._hash
 
     def result(self) -> pa.Table:
@@ -98,7 +114,7 @@ class MultisetFold(Fold):
 
     def numbers(self) -> npt.NDArray[np.int64] | None:
         """The event numbers of all rows, repeated as they came; None if there were too many to keep."""
-        self._hash_waiting()
+        self._hash_waiting(self._unhashed)
         if self.count > MAX_NUMBERS:
             return None
         return np.concatenate(self._numbers) if self._numbers else np.empty(0, np.int64)

@@ -5,6 +5,7 @@ Spark starts this module instead of its own (`spark.python.daemon.module`). A ki
 """
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -36,6 +37,9 @@ def main() -> None:
     pyarrow.array(numpy.arange(1))
     os.register_at_fork(after_in_child=die_with_parent)
     os.register_at_fork(after_in_child=note_birth)
+    # Or every full collection in a worker would walk through all these modules, and copy the pages that forks share.
+    gc.collect()
+    gc.freeze()
     manager()
 
 

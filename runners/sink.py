@@ -55,7 +55,7 @@ class Sink(Role):
             with contextlib.suppress(LogFull):  # then it is said in a later step
                 self._ctx.log.increment("done")
                 self._done = True
-        return bool(records)
+        return bool(records) or self.fold.settle()
 
     def _take(self, group: Sequence[Delivery]) -> None:
         """Entries that came in one read arrived together; what they cost here is the next read's delay."""

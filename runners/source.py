@@ -6,9 +6,11 @@ source that falls behind shows up as latency and as generator delay, not as a lo
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -54,11 +56,21 @@ class Share:
             start = following
 
 
+class Block(NamedTuple):
+    """Events made ready before they are due: what goes to which substream, and the counts for the edges."""
+
+    start: int
+    following: int  # the number that comes next
+    rows: Mapping[str, list[pa.RecordBatch]]
+    counts: Sequence[tuple[str, int, int]]  # substream, rows, hash sum
+
+
 class Source(Role):
     """Appends its share of the workload. A flush is one atomic append, conditional on this source's instance.
 
     One entry of every flush, tagged `t/<source>`, says which number comes next. So a revived source can do no harm,
-    and a new one goes on at the exact next event.
+    and a new one goes on at the exact next event. An event is due at the first flush time after its intended time;
+    it is made before, while there is nothing else to do, so that making it is no part of the latency.
     """
 
     def __init__(self, ctx: Context, layout: Layout, workload: Workload, share: Share, start_us: int) -> None:
@@ -74,6 +86,8 @@ class Source(Role):
         self._edges = Edges(ctx.name)
         self._turn = share.index
         self._next_flush_us = 0.0
+        self._ahead: deque[Block] = deque()  # all due at the next flush
+        self._ahead_of_us = 0.0  # the flush that they were made for
         self._stated_ms = 0.0
         self._ended = False
         self._bound = 1
@@ -96,13 +110,18 @@ class Source(Role):
             return False
         elapsed_us = self._ctx.now_us() - self._start_us
         if elapsed_us < self._next_flush_us:
+            self._make_ahead()
             return False
-        self._next_flush_us = (elapsed_us // self._interval_us + 1) * self._interval_us
-        due = self._workload.count_before(elapsed_us)
+        flush_us = elapsed_us // self._interval_us * self._interval_us
+        self._next_flush_us = flush_us + self._interval_us
         moved = False
-        for rows in self._rounds(min(due, self._share.total)):
-            self._outbox.add(rows, self._watermark())
+        for block in self._due(self._workload.count_before(int(flush_us))):
+            self.next = block.following
+            for counts in block.counts:
+                self._edges.sent(*counts)
+            self._outbox.add(block.rows, self._watermark())
             self._append(self._outbox.drain(now_ms), now_ms)
+            self._note_delay(block.start)
             moved = True
         if self.next >= self._share.total:
             self._ended = True
@@ -113,23 +132,34 @@ class Source(Role):
             self._outbox.add({}, self._watermark())
         return moved
 
-    def _rounds(self, due: int) -> Iterator[Mapping[str, list[pa.RecordBatch]]]:
-        """Due events, block by block, cut into entries that go round the substreams; bounded, so that a step ends."""
-        for start, stop, following in islice(self._share.ranges(self.next, due), MAX_BLOCKS):
-            block = self._workload.events(start, stop)
-            parts = cut(block, max(1, round(block.nbytes / self._ctx.job.flush_bytes)))
-            rows: dict[str, list[pa.RecordBatch]] = {}
-            for part in parts:
-                tag = self._tags[self._turn % len(self._tags)]
-                self._turn += 1
-                rows.setdefault(tag, []).append(part)
-            for tag, sent in rows.items():
-                # Where there is one substream, its rows are the block's: one call instead of one for each part.
-                for whole in [block] if len(self._tags) == 1 else sent:
-                    self._edges.sent(tag, *self._stream.summarise(whole))
-            self.next = following
-            yield rows
-            self._note_delay(start)
+    def _make_ahead(self) -> None:
+        """Once between two flushes: the events of the next one."""
+        if self._ahead_of_us < self._next_flush_us:
+            self._ahead_of_us = self._next_flush_us
+            due = self._workload.count_before(int(self._next_flush_us))
+            self._ahead.extend(self._make(*one) for one in islice(self._share.ranges(self.next, due), MAX_BLOCKS))
+
+    def _due(self, due: int) -> Iterator[Block]:
+        """What was made ahead, then what has become due since; bounded, so that a step ends."""
+        while self._ahead:
+            yield self._ahead.popleft()
+        for one in islice(self._share.ranges(self.next, due), MAX_BLOCKS):
+            yield self._make(*one)
+
+    def _make(self, start: int, stop: int, following: int) -> Block:
+        """Events cut into entries that go round the substreams."""
+        block = self._workload.events(start, stop)
+        rows: dict[str, list[pa.RecordBatch]] = {}
+        for part in cut(block, max(1, round(block.nbytes / self._ctx.job.flush_bytes))):
+            rows.setdefault(self._tags[self._turn % len(self._tags)], []).append(part)
+            self._turn += 1
+        # Where there is one substream, its rows are the block's: one call instead of one for each part.
+        counts = [
+            (tag, *self._stream.summarise(whole))
+            for tag, sent in rows.items()
+            for whole in ([block] if len(self._tags) == 1 else sent)
+        ]
+        return Block(start, following, rows, counts)
 
     def _note_delay(self, oldest: int) -> None:
         """Append acknowledged, less the scheduled flush of the oldest event in it."""

@@ -1,5 +1,6 @@
 """Is a run in steady state? A robust slope of its lag says so; see docs/method.md, rules 4 and 5."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,6 +15,14 @@ def slope(samples: Sequence[tuple[float, float]]) -> float:
     spans = times[right] - times[left]
     apart = spans > 0
     return float(np.median((values[right] - values[left])[apart] / spans[apart])) if apart.any() else 0.0
+
+
+def medians_by_second(samples: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """One (second, value) for each second that has samples; one late look or a commit's saw-tooth cannot move it."""
+    seconds: dict[int, list[float]] = {}
+    for time, value in samples:
+        seconds.setdefault(math.floor(time), []).append(value)
+    return [(float(second), float(np.median(values))) for second, values in sorted(seconds.items())]
 
 
 def keeps_up(lag: Sequence[tuple[float, float]], rate: float) -> bool:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runners.histogram import Histogram, bucket, summary_ms
-from runners.steady import keeps_up, slope
+from runners.steady import keeps_up, medians_by_second, slope
 
 values = st.lists(st.integers(-(10**6), 10**10), min_size=1, max_size=200)
 
@@ -70,3 +70,10 @@ def test_one_outlier_does_not_make_a_trend_but_growth_does() -> None:
     assert keeps_up(steady, 10_000)
     assert slope(growing) == 300.0
     assert not keeps_up(growing, 10_000)
+
+
+def test_a_saw_tooth_is_no_trend_and_growth_under_it_is_one() -> None:
+    tooth = [(t / 20, 100.0 * (t % 7)) for t in range(240)]  # twenty looks a second at commits that are not in step
+    assert [second for second, _ in medians_by_second(tooth)] == [float(second) for second in range(12)]
+    assert keeps_up(medians_by_second(tooth), 10_000)
+    assert not keeps_up(medians_by_second([(t, value + 300 * t) for t, value in tooth]), 10_000)
