@@ -4,7 +4,8 @@
 
 Three parts, each in an order drawn from the seed: the sustained rate of every protocol; every protocol's latency at
 half the rate that the baseline sustained; and two protocols against each other at several commit intervals, at the
-same load. Ratios are taken within a repetition; with several, their median and range are shown.
+same load. Ratios are taken within a repetition; with several, their median and range are shown. Flushes are the
+paper's: with shorter ones the baseline gets faster, and what a commit interval adds weighs more.
 """
 
 import argparse
@@ -36,6 +37,7 @@ RATE_BAR = 0.8  # of the baseline's sustained rate
 EMIT_BAR = 2.0  # times the baseline's emit p50 at half its sustained rate
 REVISIONS_APART = 0.2  # rule 2: beyond this, latencies of two runs are not comparable as they stand
 COMMIT_MS = 100
+PAPER_FLUSH_MS = {"q1": 10.0, "q2": 10.0}  # Impeller §5.3; 100 ms for all others
 
 Cell = tuple[int, str, str]  # repetition, query, protocol
 
@@ -86,6 +88,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--interval-protocols", nargs="*", default=["progress_marking", "transactions"],
                         choices=known, metavar="PROTOCOL", help="compared at several commit intervals")  # fmt: skip
     parser.add_argument("--intervals", nargs="+", type=int, default=[10, 25, 50, 100], metavar="MS")
+    parser.add_argument(
+        "--flush-ms", type=float, help="flush interval (default: the paper's, 10 for q1 and q2, else 100)"
+    )
     parser.add_argument("--repetitions", type=int, default=1, help="default: %(default)s")
     options = parser.parse_args(argv)
     if options.baseline not in options.protocols:
@@ -104,14 +109,17 @@ class Bench:
         self._random = random.Random(options.seed)
         self._commits = {name: harness.has_commit_interval(name) for name in harness.protocols()}
         print(f"protocols against {options.baseline}: {COMMIT_MS} ms commits, parallelism {self.plan.parallelism},"
-              f" {self.plan.sources} source(s), runs of {self.plan.seconds:g} s, n={options.repetitions}",
+              f" {self.plan.sources} source(s), flushes every {options.flush_ms or '10 (q1, q2) or 100'} ms,"
+              f" runs of {self.plan.seconds:g} s, n={options.repetitions}",
               flush=True)  # fmt: skip
 
     def sustained(self) -> None:
         for label, cell in self._shuffled("sustained rate"):
             repetition, query, protocol = cell
             say(label)
-            found = self.plan.search(f"{repetition}-{query}-{protocol}", query, protocol, *self._commit(protocol))
+            found = self.plan.search(
+                f"{repetition}-{query}-{protocol}", query, protocol, *self._overrides(query, protocol)
+            )
             self.measured.searches[cell] = found
             self.results.put("measured", self.measured.as_json())
         print(self._rates_table(), flush=True)
@@ -123,7 +131,9 @@ class Bench:
             say(f"{label} at {rate:,}/s")
             if rate:
                 name = f"{repetition}-{query}-{protocol}-latency"
-                self.measured.latencies[cell] = self.plan.run(name, query, protocol, rate, *self._commit(protocol))
+                self.measured.latencies[cell] = self.plan.run(
+                    name, query, protocol, rate, *self._overrides(query, protocol)
+                )
                 self.results.put("measured", self.measured.as_json())
         print(self._latency_table(), flush=True)
 
@@ -137,7 +147,7 @@ class Bench:
             say(f"[{number}/{len(cells)}] commit interval {interval} ms: {query} {protocol} at {rate:,}/s")
             if rate:
                 name = f"{repetition}-{query}-{protocol}-{interval}ms"
-                run = self.plan.run(name, query, protocol, rate, *self._commit(protocol, interval))
+                run = self.plan.run(name, query, protocol, rate, *self._overrides(query, protocol, interval))
                 self.measured.intervals[key] = run
                 self.results.put("measured", self.measured.as_json())
         print(self._intervals_table(names), flush=True)
@@ -156,8 +166,10 @@ class Bench:
         for number, cell in enumerate(cells, 1):
             yield f"[{number}/{len(cells)}] {what}: {cell[1]} {cell[2]}, repetition {cell[0]}", cell
 
-    def _commit(self, protocol: str, interval_ms: int = COMMIT_MS) -> tuple[str, ...]:
-        return (f"protocol.commit_interval_ms={interval_ms}",) if self._commits[protocol] else ()
+    def _overrides(self, query: str, protocol: str, interval_ms: int = COMMIT_MS) -> list[str]:
+        flush_ms = self.options.flush_ms or PAPER_FLUSH_MS.get(query, 100.0)
+        commits = [f"protocol.commit_interval_ms={interval_ms}"] if self._commits[protocol] else []
+        return [f"flush_interval_ms={flush_ms:g}", *commits]
 
     def _half(self, repetition: int, query: str) -> int:
         """Half of what the baseline sustained: the common load."""
