@@ -193,6 +193,8 @@ class Table(Store):
             revived = fresh[fresh < before]
             self._count += self._index.size - before + (np.unique(revived).size if revived.size else 0)
             self._live[fresh] = True
+            # The expiry that a revived row had is forgotten here, so the new one may be a lower one.
+            self._lowered = self._lowered or (revived.size > 0 and self._expiry in self.ints)
             for name in self.ints:
                 self._columns[name][fresh] = 0
         return rows

@@ -41,7 +41,9 @@ def summarise(findings: Findings) -> dict[str, Any]:
     lag = _lag(findings)
     limit_ms = settings.query.visible_limit_ms(settings.commit_interval_ms or 0)
     processed = _processed_rate(settings.rate, lag)
-    sustainable = outcome.complete and keeps_up(lag, settings.rate) and visible_p99 <= limit_ms
+    # A query may have nothing to say for seconds (Q7: no higher bid). That is not late; standing still shows as lag.
+    late = visible_p99 > limit_ms
+    sustainable = outcome.complete and keeps_up(lag, settings.rate) and not late
     reasons = [*outcome.reasons, *_invalid(findings, delays, visible_p99)]
     written = _written(outcome)
     return {

@@ -104,6 +104,7 @@ class Supervisor:
         self._injector.guarded = self._guard.killed
         self._resources = Resources()
         self._replaced: set[tuple[str, int]] = set()
+        self._begun_us: dict[tuple[str, int], int] = {}  # when an instance without a report was first noticed
         self._pids: set[int] = set()
         self._trimmed_s = self._sampled_s = 0.0
         self.outcome = Outcome()
@@ -216,13 +217,20 @@ class Supervisor:
             silent_ms = (now_us - max(report.time_us, beat_us)) / 1000
             if silent_ms < self._watch.heartbeat_timeout_ms or (role, report.instance) in self._replaced:
                 continue
-            if self._log.get(f"instance/{role}") > report.instance or self._ended(role):
+            instance = self._log.get(f"instance/{role}")
+            if instance > report.instance:
+                # One has begun and has not reported yet: it has as long for that as others have between two reports.
+                silent_ms = (now_us - self._begun_us.setdefault((role, instance), now_us)) / 1000
+                if silent_ms < self._watch.heartbeat_timeout_ms or (role, instance) in self._replaced:
+                    continue
+            if self._ended(role):
                 continue
             if seen is not None and not born_s(seen.pid):
                 continue  # dead, not hung: Spark starts the next one
-            self._replaced.add((role, report.instance))
-            self._injector.replaced[role, report.instance] = now_us
-            self._record("hung", role=role, instance=report.instance, silent_ms=silent_ms, pid=report.content["pid"])
+            self._replaced.add((role, instance))
+            self._injector.replaced[role, instance] = now_us
+            pid = seen.pid if seen is not None else report.content["pid"]
+            self._record("hung", role=role, instance=instance, silent_ms=silent_ms, pid=pid)
             self._jobs.submit([role])
 
     def _ended(self, role: str) -> bool:

@@ -72,6 +72,7 @@ def run_role(spec: RunSpec, name: str) -> RoleResult:
     """Run one role from recovery to the end of the job."""
     log = spec.log.open()
     instance = 0
+    ctx: Context | None = None
     try:
         instance = log.increment(f"instance/{name}")
         role, ctx = _build(spec, name, _contexts(spec, log, name, instance))
@@ -86,6 +87,7 @@ def run_role(spec: RunSpec, name: str) -> RoleResult:
         os._exit(3)
     except Exception:
         error = traceback.format_exc()
+        instance = ctx.instance if ctx is not None else instance  # some protocols renew it in place
         if log.get(f"instance/{name}") > instance:
             # A successor is at work, and the log may have been trimmed under this one: nobody needs it any more.
             return RoleResult(role=name, instance=instance, status="fenced", error=error)
@@ -114,7 +116,7 @@ def _contexts(spec: RunSpec, log: SharedLog, name: str, instance: int) -> dict[s
         "snapshots": snapshots,
         "uploads": ThreadUploads(snapshots, written, vitals),
         "vitals": vitals,
-        "channel": SocketChannel(name, snapshots),
+        "channel": SocketChannel(name, snapshots, instance),
         "now_us": wall_us,
         "written": written,
     }

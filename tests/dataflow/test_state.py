@@ -215,3 +215,17 @@ def test_a_row_whose_expiry_was_lowered_before_it_expired_leaves_the_replay_too(
         replayed.apply(table.take_changes())
     assert table.rows == 0
     assert replayed.rows == 0
+
+
+def test_a_row_that_came_back_with_a_lower_expiry_leaves_the_replay_too() -> None:
+    """Deleted and put again within one interval: the replayed row still had the first one's expiry."""
+    table, replayed = (Table(keys=["key"], ints=["until"], expiry="until") for _ in range(2))
+    table.capture(True)
+    table.put([np.array([1])], {"until": np.array([100])})
+    replayed.apply(table.take_changes())
+    table.delete(table.find([np.array([1])]))
+    table.put([np.array([1])], {"until": np.array([50])})
+    table.expire(60)
+    replayed.apply(table.take_changes())
+    assert table.rows == 0
+    assert replayed.rows == 0

@@ -19,7 +19,8 @@ def heard(channel: SocketChannel, count: int) -> list[tuple[str, bytes]]:
 
 def test_a_successor_is_answered_though_its_predecessor_is_still_there() -> None:
     store = MemorySnapshotStore()
-    coordinator, zombie, successor = (SocketChannel(name, store) for name in ("coordinator/0", "a/0", "a/0"))
+    coordinator, zombie = SocketChannel("coordinator/0", store), SocketChannel("a/0", store, 1)
+    successor = SocketChannel("a/0", store, 2)
     try:
         coordinator.receive()  # announces itself
         zombie.send("coordinator/0", b"from the first")
@@ -47,7 +48,7 @@ def test_a_role_that_died_and_came_back_is_found_again() -> None:
     task.send("coordinator/0", b"one")
     assert heard(first, 1) == [("a/0", b"one")]
     first.close()
-    second = SocketChannel("coordinator/0", store)
+    second = SocketChannel("coordinator/0", store, 2)
     second.receive()
     deadline = time.monotonic() + 10
     found: list[tuple[str, bytes]] = []
@@ -59,3 +60,54 @@ def test_a_role_that_died_and_came_back_is_found_again() -> None:
     assert found[0] == ("a/0", b"two")
     task.close()
     second.close()
+
+
+def until_heard(sender: SocketChannel, to: str, listener: SocketChannel) -> None:
+    """A request that is repeated, as protocols do, gets through."""
+    deadline = time.monotonic() + 10
+    while not listener.receive():
+        assert time.monotonic() < deadline
+        sender.send(to, b"again")
+        time.sleep(0.01)
+
+
+def test_a_request_reaches_the_successor_of_a_paused_coordinator() -> None:
+    """The paused one's kernel takes all that is sent, and the successor does not speak first."""
+    store = MemorySnapshotStore()
+    task, paused = SocketChannel("a/0", store), SocketChannel("coordinator/0", store, 1)
+    successor = SocketChannel("coordinator/0", store, 2)
+    try:
+        paused.receive()
+        until_heard(task, "coordinator/0", paused)
+        successor.receive()  # announces itself and waits for requests
+        until_heard(task, "coordinator/0", successor)
+    finally:
+        for channel in (task, paused, successor):
+            channel.close()
+
+
+def test_a_late_announcement_does_not_hide_the_successor() -> None:
+    store = MemorySnapshotStore()
+    task, late = SocketChannel("a/0", store), SocketChannel("coordinator/0", store, 1)
+    successor = SocketChannel("coordinator/0", store, 2)
+    try:
+        successor.receive()
+        late.receive()
+        late.close()  # fenced, and gone
+        until_heard(task, "coordinator/0", successor)
+    finally:
+        task.close()
+        successor.close()
+
+
+def test_who_lives_on_is_found_though_a_newer_instance_died() -> None:
+    store = MemorySnapshotStore()
+    task, lives, dead = (SocketChannel(*who) for who in (("c/0", store), ("a/0", store, 1), ("a/0", store, 2)))
+    try:
+        lives.receive()
+        dead.receive()
+        dead.close()
+        until_heard(task, "a/0", lives)
+    finally:
+        task.close()
+        lives.close()

@@ -80,6 +80,18 @@ def test_a_coordinator_killed(protocol: str) -> None:
     assert fault["job_uncommitted_entries"] > 0
 
 
+@pytest.mark.parametrize("protocol", COORDINATED)
+def test_a_coordinator_paused_beside_its_successor(protocol: str) -> None:
+    """Tasks once went on sending to the paused one for as long as it slept."""
+    summary = struck(
+        protocol, "failure=pause", "failure.role=coordinators", "failure.when=time", "failure.for_s=6",
+        "heartbeat_timeout_ms=1500", "duration_s=6",
+    )  # fmt: skip
+    assert_survived(summary)
+    (fault,) = summary["faults"]
+    assert fault["detected_by"] == "heartbeat"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", EXACTLY_ONCE)
 @pytest.mark.parametrize("fault", FAULTS)
