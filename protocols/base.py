@@ -66,7 +66,8 @@ class Job:
 
 
 class Delivery(NamedTuple):
-    """An admitted data entry. `committed_us` is when the entry that made it admissible was appended."""
+    """An admitted data entry. `committed_us` is when the entry that made it admissible was appended: its own commit,
+    or that of an entry which had to go first."""
 
     tag: str
     record: Record

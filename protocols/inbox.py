@@ -55,6 +55,7 @@ class Lane:
     producers: dict[str, Producer]
     position: int = 0  # the last decided head whose effects were published
     read: int = 0  # the last record seen
+    opened_us: int = 0  # when the entry was appended that let the latest head go
     held: deque[Held] = field(default_factory=deque)
 
 
@@ -201,8 +202,10 @@ class Inbox(Lanes):
                 return
             record = self._unhold(lane)
             decided[lane.tag] = record.lsn
+            # Behind a head that another producer had to commit, a row becomes admissible with that head.
+            lane.opened_us = max(lane.opened_us, committed_us)
             if verdict is Verdict.DELIVER and self._fresh(lane, record.header):
-                yield Delivery(lane.tag, record, committed_us)
+                yield Delivery(lane.tag, record, lane.opened_us)
 
 
 class OpenInbox(Inbox):

@@ -6,6 +6,7 @@ nothing but the protocol.
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -31,6 +32,20 @@ class Writer:
         return lsns
 
 
+class Body(NamedTuple):
+    """Rows of one entry, encoded already."""
+
+    rows: int
+    encoded: pa.Buffer | bytes
+
+    @classmethod
+    def of(cls, batch: pa.RecordBatch) -> "Body":
+        return cls(batch.num_rows, encode_batch(batch))
+
+
+NO_ROWS = Body(0, b"")
+
+
 class Outbox:
     """Rows on their way into the log, one buffer for each downstream substream."""
 
@@ -39,6 +54,7 @@ class Outbox:
         self._job: Job = ctx.job
         self._kind = kind
         self._rows: dict[str, list[pa.RecordBatch]] = {tag: [] for tag in tags}
+        self._bodies: dict[str, list[Body]] = {tag: [] for tag in tags}  # each an entry of its own, before all rows
         self._bytes = dict.fromkeys(tags, 0)
         self.sequences = dict.fromkeys(tags, 0)
         self._watermark = 0
@@ -56,6 +72,12 @@ class Outbox:
         self._watermark = max(self._watermark, watermark)
         if end is not None:
             self._end = end
+
+    def add_encoded(self, outputs: Mapping[str, Sequence[Body]], watermark: int) -> None:
+        """The same for a writer that knows what its entries will be before they are due; to be drained at once."""
+        for tag, bodies in outputs.items():
+            self._bodies[tag].extend(bodies)
+        self._watermark = max(self._watermark, watermark)
 
     @property
     def full(self) -> bool:
@@ -92,19 +114,22 @@ class Outbox:
         restate = self._end is not None or self._restate_due(now_ms)
         entries = []
         for tag, batches in self._rows.items():
+            bodies = self._bodies[tag]
             if batches:
                 fits = self._bytes[tag] <= self._job.flush_bytes
-                *parts, last = [_together(batches)] if fits else _cut(batches, self._job.flush_bytes)
-                # Only the last part lets event time pass: rows of this drain are still to come before it.
-                for part in parts:
-                    entries.append(self._entry(tag, part, epoch, transaction, self._passed[tag]))
-                entries.append(self._entry(tag, last, epoch, transaction, self._watermark))
+                bodies += map(Body.of, [_together(batches)] if fits else _cut(batches, self._job.flush_bytes))
                 batches.clear()
                 self._bytes[tag] = 0
+            if bodies:
+                # Only the last part lets event time pass: rows of this drain are still to come before it.
+                for body in bodies[:-1]:
+                    entries.append(self._entry(tag, body, epoch, transaction, self._passed[tag]))
+                entries.append(self._entry(tag, bodies[-1], epoch, transaction, self._watermark))
+                bodies.clear()
             elif restate and self._end is None:
-                entries.append(self._entry(tag, None, epoch, transaction, self._watermark))
+                entries.append(self._entry(tag, NO_ROWS, epoch, transaction, self._watermark))
             if self._end is not None:
-                entries.append(self._entry(tag, None, epoch, transaction, self._watermark, self._end))
+                entries.append(self._entry(tag, Body(0, self._end), epoch, transaction, self._watermark, end=True))
             if entries and entries[-1].tags[0] == tag:
                 self._passed[tag] = self._watermark
         if restate:
@@ -117,14 +142,14 @@ class Outbox:
     def _entry(
         self,
         tag: str,
-        batch: pa.RecordBatch | None,
+        body: Body,
         epoch: int,
         transaction: int,
         watermark: int,
-        end: bytes | None = None,
+        *,
+        end: bool = False,
     ) -> Entry:
         self.sequences[tag] += 1
-        body: pa.Buffer | bytes = encode_batch(batch) if batch is not None else end or b""
         header = Header(
             kind=self._kind,
             producer=self._ctx.name,
@@ -133,11 +158,11 @@ class Outbox:
             epoch=epoch,
             transaction=transaction,
             watermark=watermark,
-            rows=batch.num_rows if batch is not None else 0,
+            rows=body.rows,
             time_us=self._ctx.now_us(),
-            end=end is not None,
+            end=end,
         )
-        return Entry((tag,), header, body)
+        return Entry((tag,), header, body.encoded)
 
 
 def _cut(batches: Sequence[pa.RecordBatch], limit: int) -> list[pa.RecordBatch]:

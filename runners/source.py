@@ -18,7 +18,7 @@ import pyarrow as pa
 from nexmark.events import cut
 from nexmark.workload import Workload
 from protocols.base import Context
-from protocols.outbox import Outbox, Writer
+from protocols.outbox import Body, Outbox, Writer
 from runners.edges import Edges
 from runners.histogram import Histogram
 from runners.plan import Layout, task_tag
@@ -61,7 +61,7 @@ class Block(NamedTuple):
 
     start: int
     following: int  # the number that comes next
-    rows: Mapping[str, list[pa.RecordBatch]]
+    bodies: Mapping[str, list[Body]]
     counts: Sequence[tuple[str, int, int]]  # substream, rows, hash sum
 
 
@@ -119,7 +119,7 @@ class Source(Role):
             self.next = block.following
             for counts in block.counts:
                 self._edges.sent(*counts)
-            self._outbox.add(block.rows, self._watermark())
+            self._outbox.add_encoded(block.bodies, self._watermark())
             self._append(self._outbox.drain(now_ms), now_ms)
             self._note_delay(block.start)
             moved = True
@@ -159,7 +159,8 @@ class Source(Role):
             for tag, sent in rows.items()
             for whole in ([block] if len(self._tags) == 1 else sent)
         ]
-        return Block(start, following, rows, counts)
+        bodies = {tag: [Body.of(part) for part in parts] for tag, parts in rows.items()}
+        return Block(start, following, bodies, counts)
 
     def _note_delay(self, oldest: int) -> None:
         """Append acknowledged, less the scheduled flush of the oldest event in it."""

@@ -203,7 +203,7 @@ class Core:
                     found = {name: counter_of(txn, key) for key, (name, _) in expected.items()}
                     if found != (wanted := dict(expected.values())):
                         raise Fenced(wanted, found)
-                if segment_of(txn, segment.number) is None:
+                if txn.get(segment_key(segment.number)) is None:
                     return None
                 used_bytes = head.used_bytes + size
                 if self._max_bytes is not None and used_bytes > self._max_bytes:

@@ -76,6 +76,39 @@ def no_room(error: OSError, what: str) -> LogError | OSError:
     return error
 
 
+class Write:
+    """A write transaction as a context manager; a class, because every append enters one and a generator costs more."""
+
+    __slots__ = ("_index", "_txn")
+
+    def __init__(self, index: "Index") -> None:
+        self._index = index
+
+    def __enter__(self) -> lmdb.Transaction:
+        self._index.queue.take()
+        try:
+            self._txn = self._index.begin_write()
+        except BaseException as error:
+            self._index.queue.leave()
+            if isinstance(error, lmdb.Error):
+                raise self._index.translation(error, "writing") from error
+            raise
+        return self._txn
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        try:
+            if error is None:
+                self._txn.commit()
+            else:
+                self._txn.abort()
+        except lmdb.Error as failed:
+            raise self._index.translation(failed, "writing") from failed
+        finally:
+            self._index.queue.leave()
+        if isinstance(error, lmdb.Error):
+            raise self._index.translation(error, "writing") from error
+
+
 class Index:
     """One process's hold of the LMDB environment. Callers serialise their transactions, but for `copy`."""
 
@@ -127,22 +160,17 @@ class Index:
         self._latest_read = weakref.ref(txn)
         return txn
 
-    @contextlib.contextmanager
-    def write(self) -> Iterator[lmdb.Transaction]:
+    def write(self) -> "Write":
         """The commit point: all of the block or nothing. All writers of all processes wait meanwhile, in turn."""
-        self.queue.take()
+        return Write(self)
+
+    def begin_write(self) -> lmdb.Transaction:
+        """To be called in `turn`."""
         try:
-            try:
-                txn = self.env.begin(write=True)
-            except lmdb.MapResizedError:
-                self._set_map_bytes(0)
-                txn = self.env.begin(write=True)
-            with txn:
-                yield txn
-        except lmdb.Error as error:
-            raise self._translation(error, "writing") from error
-        finally:
-            self.queue.leave()
+            return self.env.begin(write=True)
+        except lmdb.MapResizedError:
+            self._set_map_bytes(0)
+            return self.env.begin(write=True)
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
@@ -173,9 +201,9 @@ class Index:
         try:
             yield
         except lmdb.Error as error:
-            raise self._translation(error, doing) from error
+            raise self.translation(error, doing) from error
 
-    def _translation(self, error: lmdb.Error, doing: str) -> LogError:
+    def translation(self, error: lmdb.Error, doing: str) -> LogError:
         what = f"{doing} {self._file}"
         if isinstance(error, lmdb.MapFullError):
             self.env.reader_check()  # A reader that died inside a snapshot keeps pages from being used again.
