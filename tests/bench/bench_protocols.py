@@ -4,9 +4,9 @@
 
 Three parts, each in an order drawn from the seed: the sustained rate of every protocol; every protocol's latency at
 half the rate that the baseline sustained; and two protocols against each other at several commit intervals, at the
-same load. Ratios are taken within a repetition; with several, their median and range are shown. Latencies are taken with
-the paper's flushes: with shorter ones the baseline gets faster, and what a commit interval adds weighs more. The search
-flushes every 10 ms: with 100 ms a short run has so few flushes that one late one ends it.
+same load. Ratios are taken within a repetition; with several, their median and range are shown. Latencies are taken
+with the paper's flushes: with shorter ones the baseline gets faster, and what a commit interval adds weighs more. The
+search flushes every 10 ms: with 100 ms a short run has so few flushes that one late one ends it.
 """
 
 import argparse
