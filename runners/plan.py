@@ -9,6 +9,7 @@ from dataflow.graph import Graph
 from protocols.base import Job, Plan
 
 SINK = "sink"
+WATERMARK_INTERVAL_MS = 100.0  # event time passes at least so often where no rows do
 
 
 def data_tag(stream: str, substream: int) -> str:
@@ -49,7 +50,7 @@ def lay_out(
     sources: int,
     flush_interval_ms: float = 10,
     flush_bytes: int = 128 * 1024,
-    watermark_interval_ms: float = 100,
+    watermark_interval_ms: float = WATERMARK_INTERVAL_MS,
     max_held_bytes: int = 256 * 1024 * 1024,
 ) -> Layout:
     """Name every role and every substream. A stream has one substream for each task of its consumer."""

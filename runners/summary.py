@@ -10,6 +10,7 @@ import pandas as pd
 from protocols.base import Guarantee
 from runners.answer import answer_hash
 from runners.histogram import Histogram, summary_ms
+from runners.plan import WATERMARK_INTERVAL_MS
 from runners.resources import Usage
 from runners.settings import Settings
 from runners.sink import METRICS
@@ -43,7 +44,8 @@ def summarise(findings: Findings) -> dict[str, Any]:
     processed = _processed_rate(settings.rate, lag)
     # A query may have nothing to say for seconds (Q7: no higher bid). That is not late; standing still shows as lag.
     late = visible_p99 > limit_ms
-    sustainable = outcome.complete and keeps_up(lag, settings.rate) and not late
+    slack = settings.rate * max(WATERMARK_INTERVAL_MS, settings.commit_interval_ms or 0) / 1000
+    sustainable = outcome.complete and keeps_up(lag, settings.rate, slack) and not late
     reasons = [*outcome.reasons, *_invalid(findings, delays, visible_p99)]
     written = _written(outcome)
     return {

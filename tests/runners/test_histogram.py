@@ -77,3 +77,10 @@ def test_a_saw_tooth_is_no_trend_and_growth_under_it_is_one() -> None:
     assert [second for second, _ in medians_by_second(tooth)] == [float(second) for second in range(12)]
     assert keeps_up(medians_by_second(tooth), 10_000)
     assert not keeps_up(medians_by_second([(t, value + 300 * t) for t, value in tooth]), 10_000)
+
+
+def test_wandering_within_the_slack_is_no_trend() -> None:
+    wandering = [(2.0, 180.0), (3.0, 225.0), (4.0, 259.0), (5.0, 289.0), (6.0, 280.0), (7.0, 219.0)]
+    assert not keeps_up(wandering, 1000)
+    assert keeps_up(wandering, 1000, slack=100)
+    assert not keeps_up([(t, 60.0 * t) for t in range(10)], 1000, slack=100)
