@@ -110,8 +110,10 @@ def sweep(config: DictConfig) -> int:
     places = [directory / entry.directory for entry in work.entries if entry.state == manifest.DONE]
     if places:
         print(kind.conclude(places))
-        print(f"report: {os.path.relpath(write_report(directory))}")
-    print(f"cells:  {os.path.relpath(directory)}/{manifest.NAME}")
+        print(f"report:  {os.path.relpath(write_report(directory))}")
+        figures = sorted((directory / "figures").glob("*.png"))
+        print("figures: " + ", ".join(os.path.relpath(figure) for figure in figures[:3]) + " …" * (len(figures) > 3))
+    print(f"cells:   {os.path.relpath(directory)}/{manifest.NAME}")
     return exit_code
 
 

@@ -1,4 +1,7 @@
-"""What a fault looks like from outside: visible latency and lag second by second, before, at and after it."""
+"""What a fault looks like from outside: visible latency and lag, before, at and after it.
+
+Lag is how far the event time that a reader of the results has reached is behind the present.
+"""
 
 import math
 from collections.abc import Sequence
@@ -57,10 +60,9 @@ def timeline(runs: pd.DataFrame, *, percent: float = 99) -> Any:
     log_numbers(axes[0][0].yaxis)
     axes[0][0].set_ylabel(f"visible p{percent:g} (ms)")
     if with_lag:
-        axes[1][0].set_yscale("symlog", linthresh=100)
         axes[1][0].set_ylim(bottom=0)
         axes[1][0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-        axes[1][0].set_ylabel("lag (rows)")
+        axes[1][0].set_ylabel("behind the present (ms)")
     axes[-1][0].set_xlabel("seconds since the fault" if faults else "seconds since the first event")
     query, rates = ", ".join(sorted(set(shown["query"]))), sorted(set(shown["rate_offered"]))
     what = ", ".join(sorted({str(role) for role in shown["fault_role"] if role}))
@@ -112,10 +114,11 @@ def _lag_line(one: Any, look: Look, runs: pd.DataFrame, lags: dict[str, pd.DataF
     for run in runs.itertuples():
         lag = lags[str(run.directory)]
         if lag is not None:
-            parts.append(pd.DataFrame({"time": lag["elapsed_s"] - _origin_s(run), "rows": lag["lag_rows"]}))
+            during = lag[lag["elapsed_s"] <= run.duration_s]  # afterwards the last results are waited for
+            parts.append(pd.DataFrame({"time": during["elapsed_s"] - _origin_s(run), "ms": during["behind_ms"]}))
     if parts:
         every = pd.concat(parts)
-        medians = every.groupby((every["time"] / _BIN_S).round() * _BIN_S)["rows"].median()
+        medians = every.groupby((every["time"] / _BIN_S).round() * _BIN_S)["ms"].median()
         one.plot(medians.index, medians, "-", lw=1.4, color=look.colour)
 
 

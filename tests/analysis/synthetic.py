@@ -51,7 +51,7 @@ def write_run(
                 "failure": {"at_s": fault_at_s}, "duration_s": 10, "warmup_s": 2, **(config or {})}  # fmt: skip
     (path / "config.yaml").write_text(yaml.safe_dump(settings))
     if lag is not None:
-        pd.DataFrame(lag, columns=["elapsed_s", "lag_rows"]).to_parquet(path / "lag.parquet")
+        pd.DataFrame(lag, columns=["elapsed_s", "behind_ms"]).to_parquet(path / "lag.parquet")
     faults = [] if fault_at_s is None else [
         {"kind": "kill", "role": "count/0", "pid": 1, "time_ms": START_US / 1000 + fault_at_s * 1000,
          "instance_before": 1, "instance_after": 2, "proven": True, "restart_ms": 300.0}
