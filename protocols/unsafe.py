@@ -12,18 +12,29 @@ from typing import ClassVar
 import pyarrow as pa
 
 from protocols.base import Context, Guarantee, Observer, Protocol, Recovery, TaskContext, TaskProtocol
-from protocols.inbox import OpenInbox
+from protocols.inbox import Lane, OpenInbox, Verdict
 from protocols.outbox import Outbox, Writer
 from sharedlog.errors import Trimmed
+from sharedlog.log import Record
 
 
 class LossyInbox(OpenInbox):
     """Reads whatever is there; gaps are nobody's business."""
 
     contiguous = False
+    _first_end = 2**62  # where the first END lies
+
+    def decide(self, lane: Lane, head: Record) -> tuple[Verdict, int]:
+        if head.header.end:
+            self._first_end = min(self._first_end, head.lsn)
+        return super().decide(lane, head)
+
+    def bound(self) -> int:
+        """Data may go at any time, but a successor must find the ENDs, or the job would never finish."""
+        return min(super().bound(), self._first_end)
 
     def skip_to_tail(self) -> int:
-        """Begin at the end of the log, but notice the ENDs on the way, or the job would never finish."""
+        """Begin at the end of the log, but notice the ENDs on the way."""
         tail = self._log.tail()
         entries_read = 0
         for lane in self.lanes.values():
@@ -38,7 +49,9 @@ class LossyInbox(OpenInbox):
                     break
                 for record in records:
                     producer = lane.producers[record.header.producer]
-                    producer.ended = producer.ended or (record.header.end and record.lsn <= tail)
+                    if record.header.end and record.lsn <= tail:
+                        producer.ended = True
+                        self._first_end = min(self._first_end, record.lsn)
                 entries_read += len(records)
                 after = records[-1].lsn
             lane.position = lane.read = tail

@@ -16,7 +16,7 @@ from runners.simcheck import QUERIES
 from runners.simjob import Simulation
 from runners.simulated import load_protocol, protocol_names, run_seed, schedule_of
 
-SEEDS = range(100)
+SEEDS = range(300)
 STATEFUL = [name for name in protocol_names() if load_protocol(name).guarantee is not Guarantee.NONE]
 
 

@@ -27,7 +27,7 @@ JOBS = os.cpu_count() or 1
 
 # Seeds that once failed: (protocol, query, seed).
 REGRESSIONS = [
-    ("unsafe", "stateless", 106),  # the log was trimmed under a task that commits nothing
+    ("unsafe", "stateless", 106),  # the log was trimmed under a task that commits nothing; later: its ENDs with it
     ("unsafe", "windowed", 108),  # a zombie's reports had the log trimmed under its successor, which commits nothing
 ]
 
