@@ -105,7 +105,8 @@ class Ward:
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
-        self._cells: dict[tuple[str, int], npt.NDArray[np.int64]] = {}
+        # One map for each role, of the instance looked at last: a map is an open file, and roles may start very often.
+        self._cells: dict[str, tuple[int, npt.NDArray[np.int64]]] = {}
         self._arms: dict[str, npt.NDArray[np.int64]] = {}
 
     def instances(self, role: str) -> list[int]:
@@ -118,10 +119,11 @@ class Ward:
         return self.look(role, known[-1]) if known else None
 
     def look(self, role: str, instance: int) -> Seen:
-        key = role, instance
-        if key not in self._cells:
-            self._cells[key] = np.memmap(self._directory / f"{_plain(role)}@{instance}", np.int64, "r")
-        cells = self._cells[key].tolist()
+        known = self._cells.get(role)
+        if known is None or known[0] != instance:
+            file = self._directory / f"{_plain(role)}@{instance}"
+            known = self._cells[role] = instance, np.memmap(file, np.int64, "r")
+        cells = known[1].tolist()
         return Seen(
             role=role, instance=instance, positions=tuple(cells[POSITIONS:]), **dict(zip(FIELDS, cells, strict=False))
         )

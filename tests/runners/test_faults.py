@@ -250,3 +250,20 @@ def test_usage_counts_what_is_there() -> None:
     assert (usage.roles, usage.log_bytes) == (1, 7)
     assert usage.role_bytes == pytest.approx(usage.driver_bytes, rel=0.2)
     assert usage.driver_files > 2
+
+
+def test_looking_at_many_instances_keeps_one_file_open(tmp_path: Path) -> None:
+    """A soak restarts roles again and again; the driver's open files grew by one each time."""
+    ward = Ward(tmp_path)
+    for instance in range(1, 40):
+        SharedVitals(tmp_path, "a/0", instance)
+        seen = ward.newest("a/0")
+        assert seen is not None
+        assert seen.instance == instance
+    mapped = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd)]
+    assert sum(name.startswith(f"{tmp_path}/a.0@") for name in mapped) <= 2
+
+
+def _is_open(descriptor: str) -> bool:
+    """The listing's own descriptor is closed by now."""
+    return os.path.islink(f"/proc/self/fd/{descriptor}")
