@@ -65,7 +65,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     known = "\n".join(f"  {name:<10} {benchmark.what}" for name, benchmark in BENCHMARKS.items())
     parser = argparse.ArgumentParser(
         prog="python -m tests.bench",
-        description="Run benchmarks; all of them take about an hour on a quiet machine with two cores.",
+        description="Run benchmarks; on two quiet cores log takes 85 s and pipeline 15 min, protocols longer.",
         epilog=f"benchmarks:\n{known}\n\nEach has options of its own: python -m tests.bench.bench_pipeline --help",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
