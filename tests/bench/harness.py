@@ -70,9 +70,10 @@ def protocols() -> list[str]:
     return sorted(path.stem for path in (ROOT / "configs" / "protocol").glob("*.yaml"))
 
 
-def has_commit_interval(protocol: str) -> bool:
+def settings_of(protocol: str) -> set[str]:
+    """What can be set of a protocol."""
     config, _ = composed(f"protocol={protocol}")
-    return "commit_interval_ms" in config.protocol
+    return {str(name) for name in config.protocol}
 
 
 def _text(value: object) -> str:
