@@ -155,7 +155,8 @@ def campaign(name: str, query: str, seeds: range, jobs: int) -> Tally:
     total, began, told = Tally(), time.monotonic(), time.monotonic()
     live = sys.stderr.isatty()
     starts = range(seeds.start, seeds.stop, CHUNK)
-    with ProcessPoolExecutor(jobs) as pool:
+    # Virtual time does not mind waiting; whoever shares the machine and lives by the real clock goes first.
+    with ProcessPoolExecutor(jobs, initializer=os.nice, initargs=(19,)) as pool:
         chunks = [pool.submit(_chunk, name, query, start, min(start + CHUNK, seeds.stop)) for start in starts]
         for chunk in chunks:
             total.merge(chunk.result())

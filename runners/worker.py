@@ -31,7 +31,7 @@ START_KEY = "job/start"
 START_TIMEOUT_S = 120
 # Sources and sink are instruments; on a cluster they would have hosts of their own. Where they share cores with what
 # they measure, they go first, so that a shortage shows as lag and latency and not as a source that is late.
-SUBJECT_NICENESS = 5
+SUBJECT_NICENESS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
