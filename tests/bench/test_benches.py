@@ -99,9 +99,12 @@ def test_every_protocol_gets_its_commit_interval_and_unsafe_none(system: System,
     intervals: dict[str, set[str]] = {}
     for asked in system.asked:
         found = [override for override in asked["overrides"] if override.startswith("protocol.")]
-        assert len(found) == (asked["protocol"] != "unsafe"), asked
+        named = [override.partition("=")[0] for override in found]
+        assert ("protocol.commit_interval_ms" in named) == (asked["protocol"] not in ("unsafe", "aligned_checkpoint"))
+        assert not found or asked["protocol"] != "unsafe", asked
         intervals.setdefault(asked["protocol"], set()).update(found)
-    assert intervals["transactions"] == {f"protocol.commit_interval_ms={ms}" for ms in (10, 50, 100)}
+    commits = {f"protocol.commit_interval_ms={ms}" for ms in (10, 50, 100)}
+    assert intervals["transactions"] == {*commits, f"protocol.snapshot_interval_ms={bench_protocols.SNAPSHOT_MS}"}
 
 
 def test_latencies_are_taken_with_the_flushes_of_the_paper(system: System, tmp_path: Path) -> None:
