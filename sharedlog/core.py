@@ -20,10 +20,12 @@ from sharedlog.frame import Frame, Location
 from sharedlog.index import (
     COUNTER,
     COUNTER_PREFIX,
+    HEAD,
     HEAD_KEY,
     LARGEST_LSN,
     LOCATION,
     LSN_KEY,
+    SEGMENT,
     Head,
     Index,
     SegmentRow,
@@ -38,6 +40,7 @@ from sharedlog.segments import Segment, SegmentMaps, sync_directory
 from sharedlog.stress import Suffering
 
 _ATTEMPTS = 100  # against trims that come between; one of them is rare
+_NOTHING: Mapping[bytes, tuple[str, int]] = {}
 
 
 class Core:
@@ -68,16 +71,22 @@ class Core:
 
     def append(self, entries: Sequence[Entry], expect: Mapping[str, int]) -> list[int]:
         guess = self._next_lsn  # right for a writer that is alone since its last append; else corrected
-        frames = [frame.build(entry, lsn) for lsn, entry in enumerate(entries, guess)]
+        frames: list[Frame] = []
+        bells: set[int] = set()
+        size = 0
+        for lsn, entry in enumerate(entries, guess):
+            one = frame.build(entry, lsn)
+            frames.append(one)
+            size += one.padded_bytes
+            for tag in one.tags:
+                bells.add((self._encoded.get(tag) or self._encode(tag))[1])
         if (stress := self._suffering.now()) is not None:
             self._suffer(*stress)
-        bells = {(self._encoded.get(tag) or self._encode(tag))[1] for one in frames for tag in one.tags}
-        expected = {encode_counter_key(key): (key, value) for key, value in expect.items()}
-        size = sum([one.padded_bytes for one in frames])
+        expected = {encode_counter_key(key): (key, value) for key, value in expect.items()} if expect else _NOTHING
         with self.mutex:
             for _ in range(_ATTEMPTS):
                 segment = self._segment_for(size)
-                segment.write(frames, size)
+                segment.write(frames)
                 start = self._commit(segment, frames, size, expected, guess)
                 if start is not None:
                     break
@@ -171,10 +180,11 @@ class Core:
         with self.index.write() as txn:
             head = head_of(txn)
             number = head.next_segment
-            txn.put(segment_key(number), SegmentRow(head.next_lsn - 1, 0).pack())
+            last_lsn = head.next_lsn - 1
+            txn.put(segment_key(number), SegmentRow(last_lsn, 0).pack())
             txn.put(HEAD_KEY, head._replace(next_segment=number + 1).pack())
         try:
-            self._segment = Segment(self.segments_path, number, max(self._segment_bytes, size))
+            self._segment = Segment(self.segments_path, number, max(self._segment_bytes, size), last_lsn)
             if self._sync_each_append:
                 sync_directory(self.segments_path)
         except BaseException:
@@ -203,7 +213,8 @@ class Core:
                     found = {name: counter_of(txn, key) for key, (name, _) in expected.items()}
                     if found != (wanted := dict(expected.values())):
                         raise Fenced(wanted, found)
-                if txn.get(segment_key(segment.number)) is None:
+                # A trim drops a segment only when all of it is below the first LSN, so mostly there is no need to look.
+                if segment.last_lsn < head.first_lsn and txn.get(segment.key) is None:
                     return None
                 used_bytes = head.used_bytes + size
                 if self._max_bytes is not None and used_bytes > self._max_bytes:
@@ -211,25 +222,25 @@ class Core:
                         f"append of {size} bytes to {self.path}: it holds {head.used_bytes} bytes and max_bytes is"
                         f" {self._max_bytes}; trim and retry"
                     )
-                locations = segment.locate(frames)
                 if guess != head.next_lsn:
-                    segment.renumber(locations, head.next_lsn)
+                    segment.renumber(frames, head.next_lsn)
                 if self._sync_each_append:
                     segment.sync()
-                for lsn, (one, location) in enumerate(zip(frames, locations, strict=True), head.next_lsn):
-                    packed, packed_lsn = LOCATION.pack(*location), LSN_KEY.pack(lsn)
+                next_lsn = head.next_lsn
+                for one, location in zip(frames, segment.locations(frames), strict=True):
+                    packed_lsn = LSN_KEY.pack(next_lsn)
                     for tag in one.tags:
-                        txn.put(self._encoded[tag][0] + packed_lsn, packed)
-                next_lsn = head.next_lsn + len(frames)
-                row = SegmentRow(next_lsn - 1, segment.committed_bytes + size)
-                txn.put(segment_key(segment.number), row.pack())
-                txn.put(HEAD_KEY, Head(next_lsn, head.first_lsn, head.next_segment, used_bytes).pack())
+                        txn.put(self._encoded[tag][0] + packed_lsn, location)
+                    next_lsn += 1
+                txn.put(segment.key, SEGMENT.pack(next_lsn - 1, segment.committed_bytes + size))
+                txn.put(HEAD_KEY, HEAD.pack(next_lsn, head.first_lsn, head.next_segment, used_bytes))
                 committing = True
         except Exception:
             if not committing:
                 self._segment = segment
             raise
         segment.committed_bytes += size
+        segment.last_lsn = next_lsn - 1
         self._segment = segment
         self._next_lsn = next_lsn
         return head.next_lsn

@@ -54,7 +54,7 @@ class EmbeddedLogSpec(LogSpec):
     path: str
     durability: Durability = "process"
     group_ms: float = 20.0
-    segment_bytes: int = 32 * _MIB
+    segment_bytes: int = 64 * _MIB
     max_bytes: int | None = None
     map_bytes: int = 4 * _GIB
 
@@ -94,7 +94,7 @@ class EmbeddedLog(SharedLog):
     """A handle. All handles of a process on one directory share what they hold; open it after a fork, never before."""
 
     def __init__(self, spec: EmbeddedLogSpec) -> None:
-        self._process = os.getpid()
+        self._process = _process
         self._held: _Held | None = _acquire(spec)
 
     def append(self, entries: Sequence[Entry], *, expect: Mapping[str, int] | None = None) -> list[int]:
@@ -148,14 +148,14 @@ class EmbeddedLog(SharedLog):
         return sum(_blocks(file) for file in files)
 
     def close(self) -> None:
-        if self._held is not None and self._process == os.getpid():
+        if self._held is not None and self._process == _process:
             _release(self._held)
         self._held = None
 
     def _hold(self) -> "_Held":
-        if self._process != os.getpid():
+        if self._process != _process:
             raise LogError(
-                f"a log opened in process {self._process} is used in its fork {os.getpid()};"
+                f"a log opened in process {self._process} is used in its fork {_process};"
                 " call open() in the process that uses it"
             )
         if self._held is None:
@@ -173,6 +173,7 @@ class _Held:
         self.handles = 1
 
 
+_process = os.getpid()  # known without a system call: every append asks
 _open_logs: dict[str, _Held] = {}
 _open_logs_lock = threading.Lock()
 _inherited: dict[str, _Held] = {}
@@ -180,7 +181,8 @@ _inherited: dict[str, _Held] = {}
 
 def _forget_parents_logs() -> None:
     """In a forked child. What the parent opened stays its own; it is kept only so that nothing is cleaned up here."""
-    global _open_logs, _open_logs_lock
+    global _process, _open_logs, _open_logs_lock
+    _process = os.getpid()
     _inherited.update(_open_logs)
     _open_logs = {}
     _open_logs_lock = threading.Lock()

@@ -13,8 +13,8 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import crc32c
 import pyarrow as pa
+from fastcrc.crc32 import iscsi as crc32c
 
 from sharedlog.codec import (
     HEADER_BYTES,
@@ -72,33 +72,34 @@ def align(size: int) -> int:
 def build(entry: Entry, lsn: int = 0) -> Frame:
     """Validate and lay out an entry, as if its LSN were known already. Raises `InvalidEntry`."""
     check_entry(entry)
-    header = pack_header(entry.header)
-    tags, packed_tags, padding = _lay_out(entry.tags)
-    if len(packed_tags) > MAX_TAGS_BYTES:
-        raise InvalidEntry(
-            f"the {len(tags)} tags of an entry of {entry.header.producer!r} take {len(packed_tags)} bytes, more than"
-            f" {MAX_TAGS_BYTES}; append several entries in one append instead"
-        )
+    tags, tags_bytes, packed_tags, body_offset = _lay_out(entry.tags)
     body = entry.body
     body_bytes = len(body)
-    body_offset = _TAGS_OFFSET + len(packed_tags) + len(padding)
     length = body_offset + body_bytes
-    head = _CHECKED_PREFIX.pack(body_bytes, len(packed_tags), body_offset) + header + packed_tags + padding
-    checksum = crc32c.crc32c(head)
+    head = _CHECKED_PREFIX.pack(body_bytes, tags_bytes, body_offset) + pack_header(entry.header) + packed_tags
+    checksum = crc32c(head)
     if body_bytes:
-        checksum = crc32c.crc32c(body, checksum)
+        checksum = crc32c(body, checksum)
     padded_bytes = align(length)
     pieces = (_UNCHECKED_PREFIX.pack(checksum, length, lsn) + head, body, _PADDING[: padded_bytes - length])
     return Frame(pieces, length, padded_bytes, body_offset, int(entry.header.kind), tags)
 
 
 @functools.lru_cache(maxsize=4096)
-def _lay_out(tags: tuple[str, ...]) -> tuple[tuple[bytes, ...], bytes, bytes]:
-    """The distinct tags, their bytes in a frame, and the padding up to the body. Writers use few sets of tags."""
+def _lay_out(tags: tuple[str, ...]) -> tuple[tuple[bytes, ...], int, bytes, int]:
+    """The distinct tags, the size of their bytes in a frame, these bytes padded up to the body, and the body's offset.
+
+    Writers use few sets of tags.
+    """
     encoded = tuple({encode_tag(tag): None for tag in tags})
     packed = b"".join([bytes((len(tag),)) + tag for tag in encoded])
-    end = _TAGS_OFFSET + len(packed)
-    return encoded, packed, _PADDING[: align(end) - end]
+    if len(packed) > MAX_TAGS_BYTES:
+        raise InvalidEntry(
+            f"the {len(encoded)} tags of an entry, {tags[0]!r} among them, take {len(packed)} bytes, more than"
+            f" {MAX_TAGS_BYTES}; append several entries in one append instead"
+        )
+    body_offset = align(_TAGS_OFFSET + len(packed))
+    return encoded, len(packed), packed.ljust(body_offset - _TAGS_OFFSET, b"\0"), body_offset
 
 
 def check(view: memoryview, location: Location, lsn: int, path: str) -> None:
@@ -113,7 +114,7 @@ def check(view: memoryview, location: Location, lsn: int, path: str) -> None:
         raise Corrupted(
             f"LSN {lsn} in {path} at {offset}: {length} bytes long there and {location.length} in the index; {_ADVICE}"
         )
-    found = crc32c.crc32c(view[offset + _CHECKED_FROM : offset + length])
+    found = crc32c(view[offset + _CHECKED_FROM : offset + length])
     if found != checksum:
         raise Corrupted(f"LSN {lsn} in {path} at {offset}: checksum {found:08x} is not {checksum:08x}; {_ADVICE}")
 

@@ -32,9 +32,9 @@ LSN_KEY = struct.Struct(">Q")
 LARGEST_LSN = b"\xff" * 8
 LOCATION = struct.Struct("<IIIHB")
 COUNTER = struct.Struct("<Q")
-_HEAD = struct.Struct("<QQIQ")
+HEAD = struct.Struct("<QQIQ")
 _SEGMENT_KEY = struct.Struct(">cI")
-_SEGMENT = struct.Struct("<QQ")
+SEGMENT = struct.Struct("<QQ")
 _NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 _MAX_READERS = 1024
 
@@ -48,7 +48,7 @@ class Head(NamedTuple):
     used_bytes: int = 0
 
     def pack(self) -> bytes:
-        return _HEAD.pack(*self)
+        return HEAD.pack(*self)
 
 
 class SegmentRow(NamedTuple):
@@ -58,7 +58,7 @@ class SegmentRow(NamedTuple):
     committed_bytes: int
 
     def pack(self) -> bytes:
-        return _SEGMENT.pack(*self)
+        return SEGMENT.pack(*self)
 
 
 def segment_key(number: int) -> bytes:
@@ -77,7 +77,7 @@ def no_room(error: OSError, what: str) -> LogError | OSError:
 
 
 class Write:
-    """A write transaction as a context manager; a class, because every append enters one and a generator costs more."""
+    """A write transaction as a context manager. One object for all of them: every append enters one, one at a time."""
 
     __slots__ = ("_index", "_txn")
 
@@ -118,6 +118,7 @@ class Index:
         directory.mkdir(parents=True, exist_ok=True)
         self._latest_read: weakref.ref[lmdb.Transaction] | None = None
         self.queue = Turn(directory / "turn")
+        self._write = Write(self)
         # LMDB's mutexes are taken in turn only. Opening begins a write transaction; the first read takes a slot in the
         # table of readers, which this process then keeps.
         with self.turn(), self.translated("opening"):
@@ -162,7 +163,7 @@ class Index:
 
     def write(self) -> "Write":
         """The commit point: all of the block or nothing. All writers of all processes wait meanwhile, in turn."""
-        return Write(self)
+        return self._write
 
     def begin_write(self) -> lmdb.Transaction:
         """To be called in `turn`."""
@@ -233,12 +234,12 @@ class Index:
 
 
 def head_of(txn: lmdb.Transaction) -> Head:
-    return Head._make(_HEAD.unpack(txn.get(HEAD_KEY, b"")))
+    return Head._make(HEAD.unpack(txn.get(HEAD_KEY, b"")))
 
 
 def segment_of(txn: lmdb.Transaction, number: int) -> SegmentRow | None:
     value = txn.get(segment_key(number))
-    return None if value is None else SegmentRow._make(_SEGMENT.unpack(value))
+    return None if value is None else SegmentRow._make(SEGMENT.unpack(value))
 
 
 def counter_of(txn: lmdb.Transaction, key: bytes) -> int:
@@ -253,7 +254,7 @@ def segments(txn: lmdb.Transaction) -> Iterator[tuple[int, SegmentRow]]:
         for key, value in cursor.iternext():
             if not bytes(key).startswith(SEGMENT_PREFIX):
                 return
-            yield _SEGMENT_KEY.unpack(key)[1], SegmentRow._make(_SEGMENT.unpack(value))
+            yield _SEGMENT_KEY.unpack(key)[1], SegmentRow._make(SEGMENT.unpack(value))
 
 
 def rows(txn: lmdb.Transaction) -> Iterator[tuple[str, int, Location]]:

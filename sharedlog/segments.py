@@ -16,14 +16,14 @@ import pyarrow as pa
 
 from sharedlog import frame
 from sharedlog.frame import Frame, Location
-from sharedlog.index import no_room
+from sharedlog.index import LOCATION, no_room, segment_key
 from sharedlog.log import Record
 
 _SUFFIX = ".segment"
 _MAX_PIECES = 1020  # of one pwritev; Linux takes 1024
 _MAX_MAPS = 512
 _WORTH_RESERVING = 256 << 10
-_MAX_AHEAD = 4 << 20  # bytes reserved beyond what is written
+_MAX_AHEAD = 8 << 20  # bytes reserved beyond what is written
 
 
 def segment_path(directory: Path, number: int) -> Path:
@@ -46,49 +46,64 @@ def sync_directory(path: Path) -> None:
 class Segment:
     """The file that this process appends to. `committed_bytes` follows the index; bytes after it are scratch."""
 
-    def __init__(self, directory: Path, number: int, size: int) -> None:
+    def __init__(self, directory: Path, number: int, size: int, last_lsn: int) -> None:
         """Create the file at its full length, sparse, so that readers need to map it only once."""
         self.number = number
+        self.key = segment_key(number)
+        self.last_lsn = last_lsn  # as its row in the index says
         self.committed_bytes = 0
         self.size = size
         self._reserved = 0
         self._path = segment_path(directory, number)
         self._file: IO[bytes] = open(self._path, "xb", buffering=0)  # noqa: SIM115
+        self._descriptor = self._file.fileno()
         try:
-            os.ftruncate(self._file.fileno(), size)
+            os.ftruncate(self._descriptor, size)
         except OSError as error:
             self._file.close()
             self._path.unlink(missing_ok=True)
             raise no_room(error, f"creating {self._path}") from error
 
-    def write(self, frames: Sequence[Frame], size: int) -> None:
-        """Write frames of `size` bytes together after the committed bytes. They exist only when the index says so."""
-        pieces = [piece for one in frames for piece in one.pieces if piece]
+    def write(self, frames: Sequence[Frame]) -> None:
+        """Write frames after the committed bytes. They exist only when the index says so."""
+        pieces: list[bytes | pa.Buffer] = []
+        size = 0
+        for one in frames:
+            pieces += one.pieces
+            size += one.padded_bytes
         at = self.committed_bytes
         if at + size > self._reserved:
             self._reserve(at + size)
         try:
+            if len(pieces) <= _MAX_PIECES:
+                self._write_all(pieces, at, size)
+                return
             for start in range(0, len(pieces), _MAX_PIECES):
-                at = self._write_all(pieces[start : start + _MAX_PIECES], at)
+                some = pieces[start : start + _MAX_PIECES]
+                some_bytes = sum(map(len, some))
+                self._write_all(some, at, some_bytes)
+                at += some_bytes
         except OSError as error:
-            raise no_room(error, f"writing {at - self.committed_bytes} bytes and more to {self._path}") from error
+            raise no_room(error, f"writing {size} bytes to {self._path}") from error
 
-    def locate(self, frames: Sequence[Frame]) -> list[Location]:
-        """Where the frames that were just written lie."""
-        at = self.committed_bytes
-        locations: list[Location] = []
+    def locations(self, frames: Sequence[Frame]) -> list[bytes]:
+        """Where the frames that were just written lie, as index rows say it."""
+        at, number = self.committed_bytes, self.number
+        rows: list[bytes] = []
         for one in frames:
-            locations.append(Location(self.number, at, one.length, one.body_offset, one.kind))
+            rows.append(LOCATION.pack(number, at, one.length, one.body_offset, one.kind))
             at += one.padded_bytes
-        return locations
+        return rows
 
-    def renumber(self, locations: Sequence[Location], first_lsn: int) -> None:
-        """Correct the LSNs of frames that were written with others."""
-        for lsn, location in enumerate(locations, first_lsn):
-            os.pwrite(self._file.fileno(), frame.LSN.pack(lsn), location.offset + frame.LSN_OFFSET)
+    def renumber(self, frames: Sequence[Frame], first_lsn: int) -> None:
+        """Correct the LSNs of frames that were just written with others."""
+        at = self.committed_bytes
+        for lsn, one in enumerate(frames, first_lsn):
+            os.pwrite(self._descriptor, frame.LSN.pack(lsn), at + frame.LSN_OFFSET)
+            at += one.padded_bytes
 
     def sync(self) -> None:
-        os.fdatasync(self._file.fileno())
+        os.fdatasync(self._descriptor)
 
     def close(self) -> None:
         self._file.close()
@@ -102,17 +117,15 @@ class Segment:
             return
         until = min(max(2 * end, _WORTH_RESERVING), end + _MAX_AHEAD, self.size)
         with contextlib.suppress(OSError):  # On a full disk the write itself tells, as exactly as ever.
-            os.posix_fallocate(self._file.fileno(), self._reserved, until - self._reserved)
+            os.posix_fallocate(self._descriptor, self._reserved, until - self._reserved)
         self._reserved = until
 
-    def _write_all(self, pieces: list[bytes | pa.Buffer], at: int) -> int:
-        size = sum(len(piece) for piece in pieces)
-        written = os.pwritev(self._file.fileno(), pieces, at)
+    def _write_all(self, pieces: list[bytes | pa.Buffer], at: int, size: int) -> None:
+        written = os.pwritev(self._descriptor, pieces, at)
         if written < size:  # Short before a full disk or a file size limit: the rest tells which.
             rest = memoryview(b"".join(pieces))
             while written < size:
-                written += os.pwrite(self._file.fileno(), rest[written:], at + written)
-        return at + size
+                written += os.pwrite(self._descriptor, rest[written:], at + written)
 
 
 class SegmentMaps:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-import crc32c
 import pyarrow as pa
+from fastcrc.crc32 import iscsi as crc32c
 
 from sharedlog.errors import Corrupted, InvalidEntry, UnknownFormat
 from sharedlog.index import no_room
@@ -39,7 +39,7 @@ class FileSnapshotStore(SnapshotStore):
         path = self._path(key)
         checksum = length = 0
         for part in parts:
-            checksum = crc32c.crc32c(part, checksum) if len(part) else checksum
+            checksum = crc32c(part, checksum) if len(part) else checksum
             length += len(part)
         temporary = self._directory / _temporary_name()
         try:
@@ -75,7 +75,7 @@ class FileSnapshotStore(SnapshotStore):
                 f" {_FORMAT_VERSION}: use the release that wrote it, or delete the snapshot"
             )
         data = pa.py_buffer(mapping).slice(_HEAD.size)
-        if len(data) != length or crc32c.crc32c(data) != checksum:
+        if len(data) != length or crc32c(data) != checksum:
             raise Corrupted(f"snapshot {key!r} in {path} does not match its checksum; {_ADVICE}")
         return data
 

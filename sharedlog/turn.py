@@ -17,6 +17,8 @@ from pathlib import Path
 PATIENCE_S = 5.0
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of Linux on 64 bits: type, whence, start, length, pid
 _TAKEN = (errno.EAGAIN, errno.EACCES)
+_AT_ONCE = fcntl.LOCK_EX | fcntl.LOCK_NB
+_UNLOCK = fcntl.LOCK_UN
 _log = logging.getLogger(__name__)
 
 
@@ -34,7 +36,7 @@ class Turn:
 
     def take(self) -> None:
         try:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(self._descriptor, _AT_ONCE)
         except OSError as error:
             if error.errno not in _TAKEN:
                 raise
@@ -43,7 +45,7 @@ class Turn:
 
     def leave(self) -> None:
         self.held = False
-        fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+        fcntl.lockf(self._descriptor, _UNLOCK)
 
     def holder(self) -> int | None:
         """The process whose turn it is now, by the kernel's account; None when it is nobody's."""
