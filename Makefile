@@ -54,7 +54,7 @@ lock: pyproject.toml  ## Resolve pyproject.toml again and write the lock.
 	@{ head -1 requirements.lock; .lock-venv/bin/pip freeze --exclude tidemark; } > requirements.lock.new
 	@mv requirements.lock.new requirements.lock && rm -rf .lock-venv build *.egg-info
 
-clean:  ## Remove everything that was made, run directories included.
+clean:  ## Remove everything that was made, run directories included (but not results/reference).
 	@rm -rf $(VENV) .lock-venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .cache build *.egg-info outputs multirun
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
-	@find results -mindepth 1 ! -name README.md -exec rm -rf {} +
+	@find results -mindepth 1 -maxdepth 1 ! -name README.md ! -name reference -exec rm -rf {} +

@@ -27,6 +27,8 @@ METRICS = ("emit", "visible", "paper")
 REPETITION_KEYS = ("seed", "source.seed", "repetition", "quiet", "keep_log", "keep_samples")
 _HISTOGRAM = ("directory", "metric", "value_us", "count")
 _UNIT = "_ms"
+# Not part of what lies around them: logs, pictures, and the results that come with the repository.
+_APART = ("log", "figures", "reference")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +107,7 @@ class _Found:
             if not root.is_dir():
                 raise RunDirectoryError(f"{root} is not a directory; name one that holds runs, for example results")
             for name, folders, files in os.walk(root.resolve()):
-                folders[:] = sorted(f for f in folders if not f.startswith(".") and f not in ("log", "figures"))
+                folders[:] = sorted(f for f in folders if not f.startswith(".") and f not in _APART)
                 path = Path(name)
                 if path not in seen:
                     seen.add(path)

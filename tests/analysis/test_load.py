@@ -120,3 +120,11 @@ def test_spark_merges_as_pandas_does(tmp_path: Path, spark: Any) -> None:
     expected = merged(results, "visible", by)
     assert expected["count"].sum() == 2 * 3 * 3 * 8
     pd.testing.assert_frame_equal(merged_by_spark(spark, results.frame, "visible", by), expected)
+
+
+def test_published_results_are_loaded_by_name_only(tmp_path: Path) -> None:
+    """Else they would count as repetitions of one's own."""
+    write_run(tmp_path / "mine")
+    write_run(tmp_path / "reference" / "theirs")
+    assert [Path(path).name for path in load(tmp_path).frame["directory"]] == ["mine"]
+    assert [Path(path).name for path in load(tmp_path / "reference").frame["directory"]] == ["theirs"]

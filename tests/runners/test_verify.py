@@ -1,14 +1,20 @@
 """The checkers, each shown a wrong answer once."""
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from dataflow.graph import Answer
+from nexmark.generator import Generator
+from nexmark.parameters import Q1, Q2, Q7
+from nexmark.queries import build
 from protocols.base import Guarantee
+from runners import verify
 from runners.answer import KeyedFold, MultisetFold
 from runners.edges import Edges, mismatches
-from runners.verify import Verification, check_edges, compare_keyed, compare_numbers
+from runners.verify import Verification, check_edges, compare_keyed, compare_numbers, expected
 
 ANSWER = Answer(key=("window", "auction"), value=("count",))
 
@@ -133,3 +139,26 @@ def test_the_multiset_fold_does_not_depend_on_batches() -> None:
     assert parts.numbers() is not None
     parts.add(rows.slice(0, 1))
     assert not whole.result().equals(parts.result())
+
+
+def test_the_oracle_is_asked_once_for_equal_inputs(spark: Any) -> None:
+    """Whoever gives it no session shows that it was not asked."""
+    for query in (Q2(), Q7()):
+        answer = build(query, 1).answer
+        first = expected(spark, query, Generator(seed=3, total=5_000), answer)
+        again = expected(None, query, Generator(seed=3, total=5_000), answer)
+        assert again is first
+        for other in (Generator(seed=4, total=5_000), Generator(seed=3, total=5_001)):
+            with pytest.raises(AttributeError):
+                expected(None, query, other, answer)
+
+
+def test_old_answers_are_forgotten(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "MOST_REMEMBERED", 2)
+    query = Q1()
+    answer = build(query, 1).answer
+    for total in (1, 2, 3):
+        expected(spark, query, Generator(total=total), answer)
+    expected(None, query, Generator(total=2), answer)
+    with pytest.raises(AttributeError):
+        expected(None, query, Generator(total=1), answer)

@@ -1,0 +1,91 @@
+"""A finished sweep, small enough to keep in a repository or to send to somebody.
+
+    python -m analysis.archive results/recovery-small results/reference/recovery
+
+Everything that a frame, a figure, a claim or the report reads stays. Runs without a fault keep one histogram of their
+measured part instead of one for each second; the samples of roles and resources keep their last row, and nothing more.
+The sweep can go on from such a copy, because the manifest is part of it.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from analysis.load import measured
+from runners.rundir import RunDirectory, RunDirectoryError
+
+WHOLE = ("run.json", "config.yaml", "environment.json", "events.jsonl", "log_latency.json", "search.json")
+MANIFEST = "manifest.json"
+
+
+def archive(source: Path, target: Path) -> int:
+    """Copy a sweep; returns the number of runs. Raises `RunDirectoryError` where there is none, or one already."""
+    if not (source / MANIFEST).is_file():
+        raise RunDirectoryError(f"{source} has no {MANIFEST}; name the directory of a sweep")
+    if target.exists():
+        raise RunDirectoryError(f"{target} exists already; remove it, or name another place")
+    partial = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    shutil.copy(source / MANIFEST, partial / MANIFEST)
+    cells = [cell for cell in json.loads((source / MANIFEST).read_text())["cells"] if cell["state"] == "done"]
+    runs = 0
+    for place in sorted({folder for cell in cells for folder in _with_files(source / cell["directory"])}):
+        runs += _copy(place, partial / place.relative_to(source))
+    partial.replace(target)
+    return runs
+
+
+def _with_files(cell: Path) -> list[Path]:
+    """A cell's own directory, and those of a search's probes."""
+    return [cell, *(path.parent for path in cell.rglob("run.json"))]
+
+
+def _copy(source: Path, target: Path) -> bool:
+    target.mkdir(parents=True, exist_ok=True)
+    for name in WHOLE:
+        if (source / name).is_file():
+            shutil.copy(source / name, target / name)
+    if not (source / "run.json").is_file():
+        return False
+    directory = RunDirectory(source)
+    run = directory.run()
+    latency = directory.latency()
+    if run["faults"]:
+        _write(target / "lag.parquet", directory.lag())
+    else:
+        latency = measured(latency, float(run["warmup_s"]), float(run["duration_s"])).assign(second=run["warmup_s"])
+    _write(target / "latency.parquet", latency[["second", "metric", "value_us", "count"]])
+    tasks = directory.tasks()
+    _write(target / "tasks.parquet", tasks.groupby("role", as_index=False).last() if "role" in tasks else tasks.tail(1))
+    return True
+
+
+def _write(path: Path, frame: pd.DataFrame) -> None:
+    table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
+    pq.write_table(table, path, compression="zstd", compression_level=15)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Keep a finished sweep in little room.")
+    parser.add_argument("source", type=Path, help="the directory of a sweep")
+    parser.add_argument("target", type=Path, help="a directory that does not exist yet")
+    options = parser.parse_args(argv)
+    try:
+        runs = archive(options.source, options.target)
+    except RunDirectoryError as error:
+        print(f"archive: {error}", file=sys.stderr)
+        return 2
+    size = sum(file.stat().st_size for file in options.target.rglob("*") if file.is_file())
+    print(f"{runs} runs in {options.target}, {size / 1e6:.1f} MB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
