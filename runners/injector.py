@@ -111,6 +111,11 @@ class Injector:
             self._lasting.remove(lasting)
             lasting.end()
 
+    def _wait(self, seconds: float) -> None:
+        """A fault that lasts ends in time, also while the next one waits for its moment."""
+        time.sleep(seconds)
+        self._release(wall_us())
+
     # Who, and when.
 
     def _strike(self, fault: Fault) -> None:
@@ -145,7 +150,7 @@ class Injector:
             seen = self._ward.newest(role)
             if seen is not None and seen.restored_us and born_s(seen.pid):
                 return seen
-            time.sleep(LOOK_AGAIN_S)
+            self._wait(LOOK_AGAIN_S)
         seen = self._ward.newest(role)
         if seen is None:
             raise RuntimeError(f"{role} never started")
@@ -155,6 +160,8 @@ class Injector:
         phase = CONDITIONS[fault.when]
         if phase is None or phase is Phase.RECOVERY:
             ready = self._stop_at_work(strikes)
+        elif self._spec.protocol.guarantee is Guarantee.NONE:
+            ready = False  # who promises nothing commits nothing; waiting for it would only delay what comes next
         else:
             ready = self._stop_in_phase(strikes[0], phase)
         if not ready:
@@ -191,7 +198,7 @@ class Injector:
             seen = self._ward.newest(strike.role)
             if seen is not None and seen.instance > strike.instance:
                 return seen
-            time.sleep(LOOK_AGAIN_S)
+            self._wait(LOOK_AGAIN_S)
         raise RuntimeError(f"{strike.role} has no successor within {CONDITION_S:.0f} s")
 
     def _stop_at_work(self, strikes: Sequence[Strike]) -> bool:
@@ -209,7 +216,7 @@ class Injector:
                 return False
             for strike in strikes:
                 signalled(strike.pid, signal.SIGCONT)
-            time.sleep(LOOK_AGAIN_S * self._rng.uniform(1, 3))
+            self._wait(LOOK_AGAIN_S * self._rng.uniform(1, 3))
 
     def _worth_it(self, strikes: Sequence[Strike]) -> bool:
         pauses = strikes[0].fault.kind == "pause"
@@ -219,15 +226,22 @@ class Injector:
         for strike in strikes:
             if strike.must_work and not (strike.entries if strike.role in self._spec.job.tasks else strike.job_entries):
                 return False
-            if strike.must_lag:
-                self._await_lag(strike)
-        return all(strike.lag_entries or not strike.must_lag for strike in strikes)
+        return self._await_lag([strike for strike in strikes if strike.must_lag])
 
-    def _await_lag(self, strike: Strike) -> None:
+    def _await_lag(self, strikes: Sequence[Strike]) -> bool:
+        """Until one of those who are struck together has unread input; whether one has.
+
+        All of them at once stand still, so only those who read from somebody else can still get some. And not for
+        long: who stands still beyond the heartbeat timeout gets a successor.
+        """
         deadline = time.monotonic() + LAG_S
-        while not strike.lag_entries and time.monotonic() < deadline:
-            time.sleep(LOOK_AGAIN_S)
-            self._look(strike)
+        while strikes and not any(strike.lag_entries for strike in strikes) and time.monotonic() < deadline:
+            self._wait(LOOK_AGAIN_S)
+            for strike in strikes:
+                self._look(strike)
+        for strike in strikes:
+            strike.shared_lag_entries = sum(other.lag_entries for other in strikes)
+        return not strikes or strikes[0].shared_lag_entries > 0
 
     def _stop_in_phase(self, strike: Strike, phase: Phase, *, armed: bool = False) -> bool:
         """The target stops itself on entering the phase; whoever plays the role then is the one who is struck."""
@@ -241,7 +255,7 @@ class Injector:
                 strike.stopped, strike.phase = True, int(phase)
                 self._look(strike)
                 return True
-            time.sleep(0.0005)
+            self._wait(0.0005)
         self._ward.disarm(strike.role)
         return False
 
@@ -353,7 +367,7 @@ class Injector:
                 self._finish([strike])
                 return
             signalled(holder, signal.SIGCONT)
-            time.sleep(LOOK_AGAIN_S)
+            self._wait(LOOK_AGAIN_S)
         self.trouble.append("log_stall: nobody was caught holding the log's write lock")
 
     # What came of it.

@@ -24,12 +24,13 @@ class Strike:
     time_us: int = 0
     born_s: float = 0.0
     must_work: bool = False  # uncommitted work of the target is part of the proof
-    must_lag: bool = False  # and so is input that it had not read yet
+    must_lag: bool = False  # and so is input that it, or another that was struck with it, had not read yet
     phase: int | None = None  # where it was struck, if that was asked for
     entries: int = 0  # processed, but not committed, when it was struck
     bytes: int = 0
     job_entries: int = 0  # the same for all tasks together
     lag_entries: int = 0  # in the log, but not read
+    shared_lag_entries: int = 0  # the same for all who were struck together
     gone: bool = False
     stopped: bool = False
     resumed_us: int = 0
@@ -60,7 +61,7 @@ class Strike:
             missing.append("it was not seen stopped and continued")
         if self.must_work and not (self.entries or self.job_entries):
             missing.append("nothing was uncommitted")
-        if self.must_lag and not self.lag_entries:
+        if self.must_lag and not (self.lag_entries or self.shared_lag_entries):
             missing.append("it had read all its input")
         return missing
 
@@ -90,6 +91,7 @@ class Strike:
             "uncommitted_bytes": self.bytes,
             "job_uncommitted_entries": self.job_entries,
             "lag_entries": self.lag_entries,
+            "shared_lag_entries": self.shared_lag_entries,
             "resumed_ms": self.resumed_us / 1000 if self.resumed_us else None,
             "detected_by": self.detected_by or None,
             "recovery_ms": self.split_ms(),

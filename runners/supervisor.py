@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from protocols.base import Guarantee
 from runners.display import Display, Status
 from runners.faults import Failure
 from runners.guard import LockGuard
@@ -302,6 +303,8 @@ class Supervisor:
         strikes = self._injector.strikes
         if self._guard.killed or any(strike.fault.kind == "full_log" for strike in strikes):
             return []
+        if self._replaced and self._spec.protocol.guarantee is Guarantee.NONE:
+            return []  # a zombie may have had the log trimmed under its successor, which then starts once more
         reasons = []
         for role in self._roles:
             starts = len(self._ward.instances(role))

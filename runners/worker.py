@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nexmark.workload import Workload
-from protocols.base import Channel, Context, Job, Protocol, TaskContext
+from protocols.base import Channel, Context, Guarantee, Job, Protocol, TaskContext
 from runners.channel import SocketChannel
 from runners.coordination import CoordinatorRole
 from runners.plan import REPORTS, SINK, Layout
@@ -24,11 +24,12 @@ from runners.source import Share, Source
 from runners.task import Task
 from runners.uploads import ThreadUploads
 from runners.vitals import SharedVitals
-from sharedlog.errors import Fenced, LogFull
+from sharedlog.errors import Fenced, LogFull, Trimmed
 from sharedlog.log import Entry, Header, Kind, LogSpec, SharedLog
 
 START_KEY = "job/start"
 START_TIMEOUT_S = 120
+EXIT_TO_BE_RESTARTED = 3  # Spark starts what it sees dying
 # Sources and sink are instruments; on a cluster they would have hosts of their own. Where they share cores with what
 # they measure, they go first, so that a shortage shows as lag and latency and not as a source that is late.
 SUBJECT_NICENESS = 10
@@ -84,13 +85,16 @@ def run_role(spec: RunSpec, name: str) -> RoleResult:
     except LogFull:
         # The outcome is known (nothing was written) but this instance's buffers are not: die, and be restarted.
         time.sleep(0.2)
-        os._exit(3)
-    except Exception:
+        os._exit(EXIT_TO_BE_RESTARTED)
+    except Exception as exception:
         error = traceback.format_exc()
         instance = ctx.instance if ctx is not None else instance  # some protocols renew it in place
         if log.get(f"instance/{name}") > instance:
             # A successor is at work, and the log may have been trimmed under this one: nobody needs it any more.
             return RoleResult(role=name, instance=instance, status="fenced", error=error)
+        if isinstance(exception, Trimmed) and spec.protocol.guarantee is Guarantee.NONE:
+            # Bounds follow what is committed. Who commits nothing may find that a zombie of it had the log trimmed.
+            os._exit(EXIT_TO_BE_RESTARTED)
         # The job's result comes when all roles have ended; the supervisor must know at once.
         header = Header(Kind.REPORT, name, instance, time_us=wall_us())
         body = json.dumps({"pid": os.getpid(), "bound": 0, "failed": error}).encode()

@@ -7,15 +7,22 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from protocols.base import Job, Phase, Plan
+from runners import injector
 from runners.faults import CONDITIONS, KINDS, Failure, Fault, FaultError, mixed, one
+from runners.injector import Injector, Lasting
 from runners.recovery import band_ms, caught_up_us
 from runners.resources import Resources, growth
+from runners.simulated import load_protocol
 from runners.strike import Strike, await_stopped, born_s, is_stopped, signalled
 from runners.vitals import SharedVitals, Ward
+from runners.worker import RunSpec, wall_us
+from sharedlog.memory import MemoryLogSpec
 
 JOB = Job(
     sources=("source/0",),
@@ -114,6 +121,7 @@ def test_a_kill_is_proven_by_death_succession_and_lost_work() -> None:
     assert killed(entries=0).unproven() == ["nothing was uncommitted"]
     assert killed(must_lag=True).unproven() == ["it had read all its input"]
     assert killed(must_lag=True, lag_entries=1).unproven() == []
+    assert killed(must_lag=True, shared_lag_entries=1).unproven() == []
     assert killed(entries=0, must_work=False).unproven() == []
 
 
@@ -129,6 +137,20 @@ def test_the_split_adds_up_to_the_total() -> None:
     assert strike.split_ms() == {"detect": 2.0, "restart": 4.0, "restore": 8.0, "catch_up": 16.0, "total": 30.0}
     strike.caught_up_us = 0
     assert strike.split_ms() == {"detect": 2.0, "restart": 4.0, "restore": 8.0, "catch_up": None, "total": None}
+
+
+def test_a_fault_ends_in_time_while_the_next_one_waits_for_its_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that should be full for half a second was full for twenty, because a commit did not come."""
+    monkeypatch.setattr(injector, "CONDITION_S", 0.5)
+    spec = SimpleNamespace(job=JOB, protocol=load_protocol("progress_marking"), roles=lambda: list(JOB.tasks))
+    busy = Injector(cast(RunSpec, spec), Failure(), Ward(tmp_path), MemoryLogSpec().open(), lambda *_, **__: None)
+    ended: list[bool] = []
+    busy._lasting.append(Lasting(wall_us() + 50_000, lambda: ended.append(True)))
+    strike = Strike(fault=Fault(kind="kill", at_s=0, role="a/0", when="commit"), role="a/0")
+    assert not busy._stop_in_phase(strike, Phase.COMMIT), "nobody plays this role"
+    assert ended == [True], "nobody but those who wait could have ended it"
 
 
 # Catching up.
