@@ -112,6 +112,10 @@ class LocalCluster(ThisHost):
             executors=self.executors,
             conf={
                 "spark.task.maxFailures": str(MANY_FAILURES),
+                # Roles are placed when all executors are there, or the first one would get them all.
+                "spark.cores.max": str(self.executors * self.slots_per_executor),
+                "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+                "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
                 "spark.executor.memory": f"{self.executor_memory_mb}m",
             },
             environment={"SPARK_HOME": str(self._spark_home())},

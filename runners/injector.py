@@ -27,6 +27,7 @@ from sharedlog.log import Entry, Header, Kind, SharedLog
 
 IDLE_S = 0.005
 LOOK_AGAIN_S = 0.003
+LOOK_AGAIN_AT_MOST_S = 0.1
 STOP_S = 1.0
 CONDITION_S = 20.0
 LAG_S = 1.0
@@ -204,6 +205,7 @@ class Injector:
     def _stop_at_work(self, strikes: Sequence[Strike]) -> bool:
         """All stopped in one moment in which there is something to lose, and nobody holds the log's lock."""
         deadline = time.monotonic() + CONDITION_S
+        between_s = LOOK_AGAIN_S  # longer and longer: looking again and again must not keep the targets from working
         while True:
             for strike in strikes:
                 signalled(strike.pid, signal.SIGSTOP)
@@ -216,7 +218,8 @@ class Injector:
                 return False
             for strike in strikes:
                 signalled(strike.pid, signal.SIGCONT)
-            self._wait(LOOK_AGAIN_S * self._rng.uniform(1, 3))
+            self._wait(between_s * self._rng.uniform(1, 3))
+            between_s = min(1.2 * between_s, LOOK_AGAIN_AT_MOST_S)
 
     def _worth_it(self, strikes: Sequence[Strike]) -> bool:
         pauses = strikes[0].fault.kind == "pause"
