@@ -194,7 +194,8 @@ def summary_row(run: Mapping[str, Any]) -> dict[str, Any]:
             row[name] = value
     faults = run["faults"]
     row["invalid_reasons"] = "; ".join(run["invalid_reasons"])
-    row |= {"fault_count": len(faults), "fault_role": ", ".join(sorted({str(fault["role"]) for fault in faults}))}
+    struck = sorted({str(fault["role"] or "the log") for fault in faults})
+    row |= {"fault_count": len(faults), "fault_role": ", ".join(struck)}
     row["faults_proven"] = all(bool(fault["proven"]) for fault in faults)
     times_s = [fault["time_ms"] / 1000 - run["start_us"] / 1e6 for fault in faults if fault.get("time_ms")]
     row["fault_s"] = min(times_s, default=math.nan)

@@ -17,6 +17,7 @@ from analysis.metrics import merge, percentile_ms
 from analysis.style import Look, finish, log_numbers, looks, panels, save
 from runners.rundir import RunDirectory
 
+NAMED_PLACES = 3
 _BIN_S = 0.1
 
 
@@ -65,9 +66,16 @@ def timeline(runs: pd.DataFrame, *, percent: float = 99) -> Any:
         axes[1][0].set_ylabel("behind the present (ms)")
     axes[-1][0].set_xlabel("seconds since the fault" if faults else "seconds since the first event")
     query, rates = ", ".join(sorted(set(shown["query"]))), sorted(set(shown["rate_offered"]))
-    what = ", ".join(sorted({str(role) for role in shown["fault_role"] if role}))
-    title = f"{query} at {', '.join(f'{rate:,}' for rate in rates)} events/s" + (f", fault in {what}" if what else "")
+    title = f"{query} at {', '.join(f'{rate:,}' for rate in rates)} events/s" + _struck(shown)
     return finish(figure, axes.flat, title, _note(shown, len(runs) - len(shown)))
+
+
+def _struck(shown: pd.DataFrame) -> str:
+    """Where the faults were, if that fits into a title."""
+    places = sorted({place for places in shown["fault_role"] for place in str(places).split(", ") if place})
+    if len(places) > NAMED_PLACES:
+        return f", faults in {len(places)} places"
+    return f", fault in {', '.join(places)}" if places else ""
 
 
 def _note(shown: pd.DataFrame, left_out: int) -> str:

@@ -1,5 +1,6 @@
 """Figures are drawn, keep their colours, say their n, and nothing lies on top of anything else."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,21 @@ def test_nothing_overlaps_or_is_cut_off_and_n_is_said(sweep: Results) -> None:
         assert overlaps(figure) == [], name
         assert "n = " in figure.legends[0].get_title().get_text(), name
         plt.close(figure)
+
+
+def test_a_soak_with_faults_everywhere_has_a_title_that_fits(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", fault_at_s=5.05)
+    summary = json.loads((run / "run.json").read_text())
+    (fault,) = summary["faults"]
+    roles = [None, *(f"{stage}/{number}" for stage in ("split", "count", "most") for number in range(4))]
+    summary["faults"] = [{**fault, "role": role} for role in roles]
+    (run / "run.json").write_text(json.dumps(summary))
+    results = load(tmp_path)
+    assert "the log" in results.frame["fault_role"][0].split(", ")
+    (figure,) = recovery_timelines(results).values()
+    assert overlaps(figure) == []
+    assert figure._suptitle.get_text().endswith("faults in 13 places")
+    plt.close(figure)
 
 
 def test_the_check_for_overlaps_can_fail() -> None:
