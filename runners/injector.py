@@ -12,14 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import psutil
 
 from protocols.base import Guarantee, Phase
 from runners.faults import CONDITIONS, Failure, Fault
 from runners.plan import SINK
-from runners.strike import Strike, await_stopped, born_s, is_stopped, signalled
+from runners.strike import Strike, await_stopped, born_s, executor_of, is_stopped, signalled
 from runners.vitals import Seen, Ward
 from runners.worker import RunSpec, wall_us
 from sharedlog.errors import LogFull, Trimmed
@@ -295,7 +292,7 @@ class Injector:
                 self._lasting.append(Lasting(until_us, lambda strike=strike: self._resume(strike)))  # type: ignore[misc]
         for strike in strikes:
             self.strikes.append(strike)
-            self._record("injection", **_injection(strike))
+            self._record("injection", **strike.injection())
 
     def _resume(self, strike: Strike) -> None:
         if born_s(strike.pid) != strike.born_s and strike.pid in self.guarded:
@@ -307,7 +304,7 @@ class Injector:
 
     def _kill_executor(self, fault: Fault) -> None:
         """The executor of the first fitting role that does not host the sink; all its roles die with it."""
-        hosts = {role: _executor(self._living(role).pid) for role in self._spec.roles()}
+        hosts = {role: executor_of(self._living(role).pid) for role in self._spec.roles()}
         wanted = fault.candidates(self._spec.job, self._coordinators)
         executor = next((hosts[role] for role in wanted if hosts[role] and hosts[role] != hosts[SINK]), None)
         if executor is None:
@@ -322,7 +319,7 @@ class Injector:
         for strike in strikes:
             strike.time_us = now_us
             self.strikes.append(strike)
-            self._record("injection", **_injection(strike))
+            self._record("injection", **strike.injection())
 
     def _stress(self, fault: Fault) -> None:
         """The driver's own appends show that the log is slow or full."""
@@ -332,7 +329,7 @@ class Injector:
         stress.set(append_delay_ms=round(fault.delay_ms), full=fault.kind == "full_log")
         strike.time_us = wall_us()
         self.strikes.append(strike)
-        self._record("injection", **_injection(strike))
+        self._record("injection", **strike.injection())
         during = self._probe()
         strike.facts["append_ms_during"] = during
         refused = during is None
@@ -395,18 +392,3 @@ class Injector:
         if seen.restored_us:
             strike.restored_us = seen.restored_us
             strike.entries_read, strike.changes_applied = seen.entries_read, seen.changes_applied
-
-
-def _injection(strike: Strike) -> dict[str, Any]:
-    proof = strike.proof()
-    names = ("kind", "when", "role", "pid", "phase", "uncommitted_entries", "uncommitted_bytes", "lag_entries")
-    return {**{name: proof[name] for name in names}, "instance": strike.instance, "at_ms": proof["time_ms"]}
-
-
-def _executor(pid: int) -> int | None:
-    """The JVM that started this Python worker, if it is an executor of its own."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        for parent in psutil.Process(pid).parents():
-            if any("CoarseGrainedExecutorBackend" in word for word in parent.cmdline()):
-                return parent.pid
-    return None

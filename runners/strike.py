@@ -1,5 +1,6 @@
 """One fault as it really happened to one target: what is known of it, and whether that is proof."""
 
+import contextlib
 import os
 import signal
 import time
@@ -102,6 +103,12 @@ class Strike:
             "unproven": self.unproven(),
         }
 
+    def injection(self) -> dict[str, Any]:
+        """What events.jsonl says at the moment of the fault."""
+        proof = self.proof()
+        names = ("kind", "when", "role", "pid", "phase", "uncommitted_entries", "uncommitted_bytes", "lag_entries")
+        return {**{name: proof[name] for name in names}, "instance": self.instance, "at_ms": proof["time_ms"]}
+
 
 def born_s(pid: int) -> float:
     """When the process with this pid began; 0 if there is none (or only its ashes)."""
@@ -137,3 +144,12 @@ def await_stopped(pid: int, timeout_s: float) -> bool:
             return True
         time.sleep(0.0002)
     return is_stopped(pid)
+
+
+def executor_of(pid: int) -> int | None:
+    """The JVM that started this Python worker, if it is an executor of its own."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for parent in psutil.Process(pid).parents():
+            if any("CoarseGrainedExecutorBackend" in word for word in parent.cmdline()):
+                return parent.pid
+    return None
