@@ -3,7 +3,7 @@
     python -m analysis.archive results/recovery-small results/reference/recovery
 
 Everything that a frame, a figure, a claim or the report reads stays. Runs without a fault keep one histogram of their
-measured part instead of one for each second; the samples of roles and resources keep their last row, and nothing more.
+measured part instead of one for each second, and of the samples of roles and resources only each role's last counts stay.
 The sweep can go on from such a copy, because the manifest is part of it.
 """
 
@@ -22,6 +22,7 @@ from runners.rundir import RunDirectory, RunDirectoryError
 
 WHOLE = ("run.json", "config.yaml", "environment.json", "events.jsonl", "log_latency.json", "search.json")
 MANIFEST = "manifest.json"
+KEPT_OF_TASKS = ("role", "second", "instance", "rows_in", "rows_out", "cpu_s")
 
 
 def archive(source: Path, target: Path) -> int:
@@ -62,8 +63,8 @@ def _copy(source: Path, target: Path) -> bool:
     else:
         latency = measured(latency, float(run["warmup_s"]), float(run["duration_s"])).assign(second=run["warmup_s"])
     _write(target / "latency.parquet", latency[["second", "metric", "value_us", "count"]])
-    tasks = directory.tasks()
-    _write(target / "tasks.parquet", tasks.groupby("role", as_index=False).last() if "role" in tasks else tasks.tail(1))
+    last = directory.tasks().groupby("role", as_index=False).last()
+    _write(target / "tasks.parquet", last[[name for name in KEPT_OF_TASKS if name in last]])
     return True
 
 
