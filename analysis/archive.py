@@ -3,7 +3,7 @@
     python -m analysis.archive results/recovery-small results/reference/recovery
 
 Everything that a frame, a figure, a claim or the report reads stays. Runs without a fault keep one histogram of their
-measured part instead of one for each second, and of the samples of roles and resources only each role's last counts stay.
+measured part instead of one for each second; of the samples of roles each one's last counts stay, of resources none.
 The sweep can go on from such a copy, because the manifest is part of it.
 """
 
