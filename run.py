@@ -34,7 +34,7 @@ from runners import experiments, grid, manifest, soak
 from runners.benchmark import Prepared, execute, prepare
 from runners.display import Display
 from runners.faults import Failure
-from runners.rundir import ROOT, RunDirectory
+from runners.rundir import ROOT, RunDirectory, code_version
 from runners.settings import ConfigError, Settings, check_number
 from runners.spark import session
 from runners.sustained import Search
@@ -81,7 +81,7 @@ def sweep(config: DictConfig) -> int:
     given = list(HydraConfig.get().overrides.task)
     place = [one for one in HydraConfig.get().overrides.hydra if one.startswith("hydra.run.dir=")]
     directory = Path(HydraConfig.get().runtime.output_dir).absolute()
-    kind, code = KINDS[experiment.kind], manifest.code_version()
+    kind, code = KINDS[experiment.kind], code_version()
 
     def check(overrides: tuple[str, ...]) -> str:
         cell, choices = composed([*given, *overrides])

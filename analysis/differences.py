@@ -76,7 +76,7 @@ def _comparisons(results: Results, swept: Iterable[str]) -> Iterable[tuple[str, 
 def _settings(results: Results, row: Mapping[Any, Any]) -> dict[str, str]:
     config = results.configs[str(row["directory"])]
     kept = {name: str(value) for name, value in config.items() if not name.startswith(("protocol.", *_ASIDE))}
-    return kept | {"(hash of the input)": str(row["input_hash"]), "(code version)": str(row["commit"])}
+    return kept | {"(hash of the input)": str(row["input_hash"]), "(code version)": str(row["code"])}
 
 
 def _swept(results: Results) -> set[str]:

@@ -159,6 +159,7 @@ def _load_one(path: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any
         row |= {
             "cell": cell_id(config),
             "commit": environment.get("commit"),
+            "code": environment.get("code", environment.get("commit")),
             "input_hash": environment.get("input_hash"),
         }
         row["snapshot_interval_ms"] = config.get("protocol.snapshot_interval_ms", math.nan)

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from runners.grid import Cell
-from runners.rundir import ROOT, RunDirectory
+from runners.rundir import RunDirectory
 from runners.settings import ConfigError
 
 NAME = "manifest.json"
 PENDING, RUNNING, DONE, FAILED = "pending", "running", "done", "failed"
 STATES = (PENDING, RUNNING, DONE, FAILED)
-CODE = ("sharedlog", "dataflow", "nexmark", "protocols", "runners", "infra")
 
 
 @dataclass(kw_only=True)
@@ -103,16 +102,3 @@ def locked(directory: Path) -> Iterator[None]:
 def key_of(config: Mapping[str, Any], code: str) -> str:
     """Equal for two cells that would measure the same thing: one resolved configuration, one version of the code."""
     return hashlib.sha256(f"{code}\n{json.dumps(config, sort_keys=True, default=str)}".encode()).hexdigest()[:16]
-
-
-def code_version(root: Path = ROOT) -> str:
-    """A hash of all code that takes part in a run, and of the locked versions.
-
-    Not the commit: a change to a document or a figure does not make a measurement obsolete, and an uncommitted change
-    to the runtime does.
-    """
-    digest = hashlib.sha256()
-    files = [path for package in CODE for path in sorted((root / package).rglob("*.py"))]
-    for path in [*files, root / "requirements.lock"]:
-        digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
-    return digest.hexdigest()

@@ -1,5 +1,6 @@
 """A run's directory explains itself: what ran, where, what came out. Written here, read by analysis and people."""
 
+import hashlib
 import json
 import platform
 import shutil
@@ -15,6 +16,7 @@ import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("pyspark", "pyarrow", "numpy", "polars", "lmdb", "hydra-core", "pandas")
+CODE = ("sharedlog", "dataflow", "nexmark", "protocols", "runners", "infra")
 
 
 class RunDirectoryError(ValueError):
@@ -87,6 +89,7 @@ def environment(seed: int, input_hash: str) -> dict[str, Any]:
     return {
         "commit": _git("rev-parse", "HEAD"),
         "dirty": bool(_git("status", "--porcelain")),
+        "code": code_version(),
         "python": platform.python_version(),
         "versions": {name: metadata.version(name) for name in PACKAGES},
         "system": platform.platform(),
@@ -98,6 +101,19 @@ def environment(seed: int, input_hash: str) -> dict[str, Any]:
         "seed": seed,
         "input_hash": input_hash,
     }
+
+
+def code_version(root: Path = ROOT) -> str:
+    """A hash of all code that takes part in a run, and of the locked versions.
+
+    Not the commit: a change to a document or a figure does not make a measurement obsolete, and an uncommitted change
+    to the runtime does.
+    """
+    digest = hashlib.sha256()
+    files = [path for package in CODE for path in sorted((root / package).rglob("*.py"))]
+    for path in [*files, root / "requirements.lock"]:
+        digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def _git(*arguments: str) -> str | None:

@@ -15,7 +15,8 @@ import pytest
 
 from runners.experiments import run_result, search_rate, search_table
 from runners.grid import expand, in_order, keys
-from runners.manifest import DONE, FAILED, NAME, PENDING, RUNNING, Entry, code_version, key_of, load, locked
+from runners.manifest import DONE, FAILED, NAME, PENDING, RUNNING, Entry, key_of, load, locked
+from runners.rundir import code_version, environment
 from runners.settings import ConfigError
 from runners.sustained import Search
 from runners.sweep import BROKEN, WELL, Result, Sweep, _duration
@@ -134,6 +135,10 @@ def test_what_does_not_change_a_measurement_does_not_change_its_identity() -> No
     for different in (["rate=1"], ["scale=paper"], ["query.states=[OR]"], ["seed=8"], ["failure=kill"]):
         other, _ = composed("experiment=smoke", "protocol=unsafe", *different)
         assert identity(other) != identity(first), different
+
+
+def test_a_run_says_the_code_version_that_its_sweep_goes_by() -> None:
+    assert environment(7, "")["code"] == code_version()
 
 
 def test_the_code_version_follows_the_runtime_and_not_the_documents(tmp_path: Path) -> None:
