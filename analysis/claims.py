@@ -252,7 +252,10 @@ def _sustained(results: Results) -> Iterable[Finding]:
 
 
 def _snapshots(column: str, unit: str, limit: float) -> Callable[[Results], Iterable[Finding]]:
-    """Without over with snapshots, for every query, rate and protocol that recovered in both ways."""
+    """Without over with snapshots, for every query, rate and protocol that recovered in both ways.
+
+    A snapshot saves what was done before it. Where the kill came too early for the limit, nothing is decided.
+    """
 
     def look(results: Results) -> Iterable[Finding]:
         runs = results.frame
@@ -263,10 +266,21 @@ def _snapshots(column: str, unit: str, limit: float) -> Callable[[Results], Iter
             if not without or not having:
                 continue
             ratio = ratio_of_medians(without, having)
-            medians = f"{short(pd.Series(without).median())} / {short(pd.Series(having).median())} {unit} = {ratio}"
-            yield Finding(where=f"{query} at {rate:,}/s, {protocol}", verdict=above(ratio, limit), numbers=medians)
+            numbers = f"{short(pd.Series(without).median())} / {short(pd.Series(having).median())} {unit} = {ratio}"
+            verdict = above(ratio, limit)
+            possible = _most_saved(group[~off])
+            if possible <= limit:
+                verdict = Verdict.UNKNOWN
+                numbers += f"; the kill came too early: at most {short(possible)} times less was there to be read"
+            yield Finding(where=f"{query} at {rate:,}/s, {protocol}", verdict=verdict, numbers=numbers)
 
     return look
+
+
+def _most_saved(runs: pd.DataFrame) -> float:
+    """Time before the fault over time since the last snapshot: how many times less a snapshot can let be read."""
+    interval_s = runs["snapshot_interval_ms"] / 1000
+    return float((runs["fault_s"] / (runs["fault_s"] % interval_s)).median())
 
 
 def _exactly_once(results: Results) -> Iterable[Finding]:

@@ -6,11 +6,9 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.load import REPETITION_KEYS, Results
+from analysis.load import ASIDE, REPETITION_KEYS, Results
 
 _MISSING = "(none)"
-# What asked for a run, how it was shown and where it was kept: none of it reaches the measured system.
-_ASIDE = (*REPETITION_KEYS, "experiment.", "log.path", "force", "scale")
 _KEYS = ("query", "rate_offered", "failure", "repetition")
 
 
@@ -75,7 +73,11 @@ def _comparisons(results: Results, swept: Iterable[str]) -> Iterable[tuple[str, 
 
 def _settings(results: Results, row: Mapping[Any, Any]) -> dict[str, str]:
     config = results.configs[str(row["directory"])]
-    kept = {name: str(value) for name, value in config.items() if not name.startswith(("protocol.", *_ASIDE))}
+    kept = {
+        name: str(value)
+        for name, value in config.items()
+        if not name.startswith(("protocol.", *REPETITION_KEYS, *ASIDE))
+    }
     return kept | {"(hash of the input)": str(row["input_hash"]), "(code version)": str(row["code"])}
 
 

@@ -25,6 +25,8 @@ FILES = ("run.json", "config.yaml", "latency.parquet", "tasks.parquet", "events.
 METRICS = ("emit", "visible", "paper")
 # What may differ between two repetitions of one cell.
 REPETITION_KEYS = ("seed", "source.seed", "repetition", "quiet", "keep_log", "keep_samples")
+# What asked for a run, how it was shown and where it was kept: none of it reaches the measured system.
+ASIDE = ("experiment.", "log.path", "force", "scale")
 _HISTOGRAM = ("directory", "metric", "value_us", "count")
 _UNIT = "_ms"
 # Not part of what lies around them: logs, pictures, and the results that come with the repository.
@@ -43,9 +45,10 @@ class Unreadable:
 class Results:
     """Everything that was found below some directories.
 
-    `frame` has a row for each run; `histograms` the rows of their measured parts (directory, metric, value_us,
-    count), to be merged at will; `configs` the flattened configuration by directory; `log_latency` one row for each
-    append rate; `manifests` the content of every manifest by its directory.
+    `frame` has a row for each run (`sweep` is the directory of the manifest above it, if any); `histograms` the rows of
+    their measured parts (directory, metric, value_us, count), to be merged at will; `configs` the flattened
+    configuration by directory; `log_latency` one row for each append rate; `manifests` the content of every manifest by
+    its directory.
     """
 
     frame: pd.DataFrame
@@ -78,7 +81,7 @@ def load(*roots: Path) -> Results:
         except RunDirectoryError as error:
             unreadable.append(Unreadable(path=path, reason=str(error)))
             continue
-        rows.append(row)
+        rows.append({**row, "sweep": found.sweep_of(path)})
         histograms.append(histogram)
         configs[str(path)], environments[str(path)] = config, environment
     return Results(
@@ -113,6 +116,10 @@ class _Found:
                     seen.add(path)
                     if self._is_run(path, set(files)):
                         yield path
+
+    def sweep_of(self, path: Path) -> str:
+        """The nearest directory above a run that has a manifest; empty if there is none."""
+        return next((str(above) for above in (path, *path.parents) if above in self.manifests), "")
 
     def _is_run(self, path: Path, files: set[str]) -> bool:
         if "manifest.json" in files:
@@ -239,8 +246,11 @@ def flat(content: Mapping[str, Any], separator: str) -> dict[str, Any]:
 
 
 def cell_id(config: Mapping[str, Any]) -> str:
-    """Runs with equal ids are repetitions: their configurations differ in nothing but seed and repetition."""
-    rest = {name: value for name, value in config.items() if name not in REPETITION_KEYS}
+    """Runs with equal ids are repetitions: their configurations differ in nothing but seed and repetition.
+
+    Whichever experiment asked for them: two sweeps that share a cell have twice the repetitions of it.
+    """
+    rest = {name: value for name, value in config.items() if name not in REPETITION_KEYS and not name.startswith(ASIDE)}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 

@@ -239,11 +239,12 @@ def revisions_apart(runs: pd.DataFrame) -> pd.DataFrame:
 def sustained_rates(runs: pd.DataFrame) -> pd.DataFrame:
     """For each query, protocol and repetition the highest offered rate that was sustained by a valid run.
 
-    0 if none was. `censored` says that it was also the highest rate tried: the true one may be higher.
+    A repetition of another sweep is another one. 0 if none was. `censored` says that it was also the highest rate
+    tried: the true one may be higher.
     """
     rows = []
     quiet = runs[runs["fault_count"] == 0]
-    for (query, protocol, repetition), group in quiet.groupby(["query", "protocol", "repetition"]):
+    for (query, protocol, _, repetition), group in quiet.groupby(["query", "protocol", "sweep", "repetition"]):
         kept = group[group["valid"].astype(bool) & group["sustainable"].astype(bool)]["rate_offered"]
         rate = float(kept.max()) if len(kept) else 0.0
         rows.append((query, protocol, repetition, rate, rate == float(group["rate_offered"].max())))

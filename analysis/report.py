@@ -173,7 +173,9 @@ def _tables(results: Results) -> str:
     if len(recovery) > 1:
         text += "<h3>Recovery</h3>" + _table(recovery)
         text += (
-            '<p class="small">Medians over repetitions; caught up: lag is back inside its band before the fault.</p>'
+            '<p class="small">Medians over repetitions; caught up: lag is back inside its band before the fault; load: '
+            "the rate as a fraction of the one that the protocol sustained without a fault (≤ where it sustained all "
+            "that were tried).</p>"
         )
     return text
 

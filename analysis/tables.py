@@ -9,7 +9,15 @@ from typing import Any
 import pandas as pd
 
 from analysis.load import Results
-from analysis.metrics import WRITTEN_KINDS, cells, median_of, recovery_split, write_amplification
+from analysis.metrics import (
+    WRITTEN_KINDS,
+    cells,
+    median_of,
+    recovery_split,
+    sustained_rates,
+    usual,
+    write_amplification,
+)
 from analysis.style import looks
 
 Run = Mapping[str, Any]
@@ -162,15 +170,17 @@ def _found(runs: pd.DataFrame) -> str:
 def recovery_rows(results: Results) -> list[Row]:
     """The shape of the paper's Table 4: what recovery took with and without snapshots, and how much it read.
 
-    Medians over valid runs, or over all where none is valid.
+    Medians over valid runs, or over all where none is valid. The load is a fraction of the rate that the protocol
+    sustained without a fault, at most that where it sustained every rate that was tried.
     """
-    header = ("query", "events/s", "protocol", "snapshots", "detect ms", "restart ms", "restore ms", "catch-up ms",
-              "total ms", "entries read", "n")  # fmt: skip
+    header = ("query", "events/s", "load", "protocol", "snapshots", "detect ms", "restart ms", "restore ms",
+              "catch-up ms", "total ms", "entries read", "n")  # fmt: skip
     rows: list[Row] = [header]
     runs = results.frame
     if runs.empty:
         return rows
     faulty = runs[runs["fault_count"] > 0]
+    sustained = _sustained(runs)
     names = ["query", "rate_offered", "protocol", "snapshot_interval_ms"]
     for key, group in faulty.groupby(names, dropna=False):
         good = group[group["valid"].astype(bool)]
@@ -179,9 +189,25 @@ def recovery_rows(results: Results) -> list[Row]:
         entries = median_of(used["recovery_entries_read"].tolist())
         query, rate, protocol, snapshots = key
         note = "" if len(good) else " (invalid)"
-        named = (str(query), f"{rate:,}", str(protocol), _snapshots(float(str(snapshots))))
+        load = _load(float(str(rate)), sustained.get((str(query), str(protocol))))
+        named = (str(query), f"{rate:,}", load, str(protocol), _snapshots(float(str(snapshots))))
         rows.append((*named, *(split[part].bare for part in split), entries.bare, f"{len(used)}{note}"))
     return rows
+
+
+def _sustained(runs: pd.DataFrame) -> dict[tuple[str, str], tuple[float, bool]]:
+    """For each query and protocol the median of the rates sustained without a fault, and whether it may be higher."""
+    rates = sustained_rates(usual(runs))
+    return {
+        (str(query), str(protocol)): (float(group["rate"].median()), bool(group["censored"].any()))
+        for (query, protocol), group in rates.groupby(["query", "protocol"])
+    }
+
+
+def _load(rate: float, sustained: tuple[float, bool] | None) -> str:
+    if sustained is None or not sustained[0]:
+        return "–"
+    return f"{'≤ ' if sustained[1] else ''}{rate / sustained[0]:.0%}"
 
 
 def _in_order(found: pd.DataFrame) -> pd.DataFrame:

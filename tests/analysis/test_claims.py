@@ -54,10 +54,11 @@ def sustained(root: Path, holds: bool, n: int) -> None:
                           sustainable=rate <= best)  # fmt: skip
 
 
-def snapshots(root: Path, holds: bool, n: int) -> None:
+def snapshots(root: Path, holds: bool, n: int, *, fault_at_s: float = 5.1) -> None:
     for repetition in range(n):
-        for interval, entries, total in ((0, 1000, 4000.0), (10_000, 40 if holds else 900, 300.0 if holds else 5000.0)):
-            write_run(root / f"{interval}-{repetition}", protocol=PM, query="q8", repetition=repetition, fault_at_s=5.0,
+        for interval, entries, total in ((0, 1000, 4000.0), (1_000, 40 if holds else 900, 300.0 if holds else 5000.0)):
+            write_run(root / f"{interval}-{repetition}", protocol=PM, query="q8", repetition=repetition,
+                      fault_at_s=fault_at_s,
                       snapshot_interval_ms=interval, entries_read=entries + repetition,
                       recovery_ms={"total": total + repetition})  # fmt: skip
 
@@ -134,6 +135,14 @@ def test_invalid_runs_decide_nothing(tmp_path: Path) -> None:
 def test_runs_with_faults_say_nothing_of_latency(tmp_path: Path) -> None:
     pair(tmp_path, 3, TX, 50, PM, 30, query="q4", commit_interval_ms=10, fault_at_s=5.0)
     assert not judged(tmp_path, "transactions_at_10_ms").findings
+
+
+def test_a_kill_soon_after_the_start_says_nothing_of_snapshots(tmp_path: Path) -> None:
+    snapshots(tmp_path, False, 3, fault_at_s=3.5)  # half a second after a snapshot: seven times less can be saved
+    entries = judged(tmp_path, "snapshots_entries")
+    assert entries.verdict is Verdict.UNKNOWN
+    assert "too early: at most 7.00 times less" in entries.findings[0].numbers
+    assert judged(tmp_path, "snapshots_time").verdict is Verdict.FAILS
 
 
 def test_a_fault_without_proof_says_nothing_of_guarantees(tmp_path: Path) -> None:

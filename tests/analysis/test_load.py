@@ -102,6 +102,20 @@ def test_repetitions_share_a_cell_and_other_settings_do_not(tmp_path: Path) -> N
     assert first == second != other
 
 
+def test_sweeps_that_share_a_cell_add_to_its_repetitions_and_are_told_apart(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        config = {"experiment": {"name": name}, "log": {"path": f"/{name}"}, "scale": name, "force": name == "two"}
+        write_run(tmp_path / name / "cells" / "a", config=config)
+        write_manifest(tmp_path / name, [])
+    write_run(tmp_path / "alone")
+    frame = load(tmp_path).frame.set_index("directory")
+    assert frame["cell"].nunique() == 1
+    assert frame["sweep"].to_dict() == {
+        str(tmp_path / "alone"): "",
+        **{str(tmp_path / name / "cells" / "a"): str(tmp_path / name) for name in ("one", "two")},
+    }
+
+
 def test_the_measured_part_leaves_out_the_warm_up(tmp_path: Path) -> None:
     write_run(tmp_path / "a", samples_ms=(10.0,), slow_second=1)
     histogram = load(tmp_path).histogram(str(tmp_path / "a"), "visible")

@@ -26,7 +26,7 @@ from analysis.metrics import (
     write_amplification,
 )
 from runners.histogram import bucket
-from tests.analysis.synthetic import write_run
+from tests.analysis.synthetic import write_manifest, write_run
 
 
 def histogram(counts: dict[int, int]) -> pd.DataFrame:
@@ -147,6 +147,14 @@ def test_the_highest_rate_sustained(tmp_path: Path) -> None:
     found = sustained_rates(load(tmp_path).frame).set_index("protocol")
     assert (found.loc["unsafe", "rate"], found.loc["unsafe", "censored"]) == (2000, False)
     assert (found.loc["transactions", "rate"], found.loc["transactions", "censored"]) == (1000, True)
+
+
+def test_a_repetition_of_another_sweep_is_another_repetition(tmp_path: Path) -> None:
+    for sweep, best in (("one", 1000), ("two", 2000)):
+        for rate in (1000, 2000, 4000):
+            write_run(tmp_path / sweep / str(rate), rate=rate, sustainable=rate <= best)
+        write_manifest(tmp_path / sweep, [])
+    assert sorted(sustained_rates(load(tmp_path).frame)["rate"]) == [1000, 2000]
 
 
 def test_usual_runs_have_no_fault_and_one_commit_interval(tmp_path: Path) -> None:

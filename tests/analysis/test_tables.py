@@ -75,6 +75,17 @@ def test_recovery_has_the_shape_of_table_4(tmp_path: Path) -> None:
     assert found["off"]["entries read"].startswith("1,000 ")
     assert found["every 10 s"]["total ms"].startswith("13,765 ")
     assert found["off"]["n"] == "3"
+    assert found["off"]["load"] == "–"
+
+
+def test_the_load_during_recovery_is_a_fraction_of_what_was_sustained(tmp_path: Path) -> None:
+    for protocol, rates in (("transactions", (10_000, 40_000, 80_000)), ("unsafe", (40_000,))):
+        for rate in rates:
+            write_run(tmp_path / f"{protocol}-{rate}", protocol=protocol, rate=rate, sustainable=rate <= 40_000)
+        write_run(tmp_path / f"{protocol}-killed", protocol=protocol, fault_at_s=5.0, recovery_ms=SPLIT)
+    header, *rows = recovery_rows(load(tmp_path))
+    found = {row[header.index("protocol")]: row[header.index("load")] for row in rows}
+    assert found == {"transactions": "25%", "unsafe": "≤ 25%"}
 
 
 def test_nothing_makes_empty_tables(tmp_path: Path) -> None:
