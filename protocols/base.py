@@ -114,6 +114,9 @@ class Vitals:
     def took(self, entries: int, size: int) -> None:
         """Input was processed: from now on it would have to be processed again."""
 
+    def recovered(self) -> None:
+        """What was taken before is forgotten, and work begins from the recovered state."""
+
     def committed(self) -> None:
         """A successor would not process again what was taken so far (once the commit's own coordinator agrees)."""
 

@@ -13,7 +13,7 @@ from runners.faults import FaultError
 from runners.plan import lay_out
 from runners.rundir import RunDirectory, environment
 from runners.settings import ConfigError, Settings
-from runners.spark import SparkJobs
+from runners.spark import SparkJobs, interruptible
 from runners.summary import Findings, lag_frame, latency_frame, resources_frame, summarise, tasks_frame
 from runners.supervisor import Outcome, Recorder, Supervisor, Watch
 from runners.verify import Verification, verify
@@ -115,7 +115,8 @@ def _verify(prepared: Prepared, spark: Any, outcome: Outcome, display: Display) 
         return None
     display.say("verifying against the oracle …")
     settings = prepared.settings
-    return verify(spark, settings.query, settings.workload, prepared.graph.answer, sink.result)
+    with interruptible():
+        return verify(spark, settings.query, settings.workload, prepared.graph.answer, sink.result)
 
 
 def _publish_streams(prepared: Prepared) -> None:

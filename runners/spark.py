@@ -66,6 +66,20 @@ def session(
 
 
 @contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Ctrl-C comes out as itself: PySpark cleans up after it, may fail at that, and then raises its failure instead."""
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, KeyboardInterrupt):
+                raise KeyboardInterrupt from error
+            cause = cause.__context__
+        raise
+
+
+@contextlib.contextmanager
 def _stderr_to(path: Path) -> Iterator[None]:
     """The JVM started inside writes its noise to a file for as long as it lives; we get our own stderr back."""
     sys.stderr.flush()

@@ -241,7 +241,7 @@ class Supervisor:
         newest = self._reports.newest
         elapsed_s = max(0.0, (wall_us() - self.outcome.start_us) / 1e6)
         due = min(self._spec.workload.count_before(int(elapsed_s * 1e6)), self._spec.total)
-        taken = sent = later = commits = 0
+        taken = sent = later = 0
         for role, report in newest.items():
             content = report.content
             if role in self._first_stage:
@@ -250,7 +250,6 @@ class Supervisor:
                 later += content.get("rows_in", 0)
             if role in self._spec.job.tasks:
                 sent += content.get("rows_out", 0)
-            commits += content.get("written", {}).get("marker", [0, 0])[0] if role in self._spec.job.tasks else 0
         sink = newest[SINK].content
         return Status(
             elapsed_s=elapsed_s,
@@ -261,9 +260,14 @@ class Supervisor:
             lag_rows=max(0, due - taken) + max(0, sent - later),
             visible_p50_us=sink.get("visible_p50_us"),
             visible_p99_us=sink.get("visible_p99_us"),
-            commits=commits,
+            commits=self._commits(),
             restarts=self.outcome.restarts,
         )
+
+    def _commits(self) -> int:
+        """Of the tasks' present instances, as they tell; what a commit is, the protocol knows."""
+        seen = [self._ward.newest(name) for name in self._spec.job.tasks]
+        return sum(one.commits for one in seen if one is not None)
 
     def _end(self) -> None:
         """Everyone gone: by their own will, else by Spark's, else by ours. A second Ctrl-C does not stop this."""

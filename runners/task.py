@@ -54,7 +54,7 @@ class Task(Role):
         self._watermark = 0
         self._published_end = done.ended
         self._ready = True
-        self._ctx.vitals.committed()
+        self._ctx.vitals.recovered()
         self.recovery = {"entries_read": done.entries_read, "changes_applied": done.changes_applied}
 
     def step(self, now_ms: float) -> bool:

@@ -59,10 +59,13 @@ class SharedVitals(Vitals):
         self._cells[PLACE["entries"]] += entries
         self._cells[PLACE["bytes"]] += size
 
-    def committed(self) -> None:
+    def recovered(self) -> None:
         self._cells[PLACE["entries"] : PLACE["bytes"] + 1] = 0
-        self._cells[PLACE["commits"]] += 1
         self._cells[PLACE["phase"]] = Phase.WORK
+
+    def committed(self) -> None:
+        self._cells[PLACE["commits"]] += 1
+        self.recovered()
 
     def beat(self, now_us: int, watermark: int, positions: Sequence[int]) -> None:
         cells = self._cells
