@@ -69,8 +69,14 @@ def _copy(source: Path, target: Path) -> bool:
 
 
 def _write(path: Path, frame: pd.DataFrame) -> None:
+    """Half of what the defaults take: a histogram's sorted edges are stored as differences, statistics not at all."""
     table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
-    pq.write_table(table, path, compression="zstd", compression_level=15)
+    words = [field.name for field in table.schema if pa.types.is_string(field.type)]
+    whole = [field.name for field in table.schema if pa.types.is_integer(field.type)]
+    pq.write_table(
+        table, path, compression="zstd", compression_level=15, write_statistics=False, use_dictionary=words,
+        column_encoding=dict.fromkeys(whole, "DELTA_BINARY_PACKED"),
+    )  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -9,7 +9,7 @@ import pandas as pd
 from analysis.load import ASIDE, REPETITION_KEYS, Results
 
 _MISSING = "(none)"
-_KEYS = ("query", "rate_offered", "failure", "repetition")
+_KEYS = ("series", "rate_offered", "failure", "repetition")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ def protocol_settings(results: Results) -> tuple[list[str], dict[str, dict[str, 
 
 
 def unexpected(results: Results) -> list[Difference]:
-    """All settings but the protocol's that differ between runs of one query, rate, failure and repetition.
+    """All settings but the protocol's that differ between runs of one series, rate, failure and repetition.
 
     What a manifest sweeps is a comparison of its own for each value. Input and code version count as settings.
     """
@@ -67,8 +67,8 @@ def _comparisons(results: Results, swept: Iterable[str]) -> Iterable[tuple[str, 
         for name in sorted(swept)
     ]
     for key, group in runs.groupby([*_KEYS, *axes], dropna=False):
-        query, rate, failure, _, *rest = key
-        yield ", ".join([str(query), f"{rate:,}/s", f"failure {failure}", *map(str, rest)]), group
+        series, rate, failure, _, *rest = key
+        yield ", ".join([str(series), f"{rate:,}/s", f"failure {failure}", *map(str, rest)]), group
 
 
 def _settings(results: Results, row: Mapping[Any, Any]) -> dict[str, str]:

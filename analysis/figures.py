@@ -40,31 +40,31 @@ KIND_LOOKS = {
 
 
 def latency_throughput(results: Results) -> Any | None:
-    """Visible p50 and p99 against the offered rate, a column for each query (four to a row)."""
+    """Visible p50 and p99 against the offered rate, a column for each series (four to a row)."""
     if results.frame.empty:
         return None
     runs = usual(results.frame)
-    rates = runs.groupby("query")["rate_offered"].nunique()
-    queries = sorted(rates[rates > 1].index) or sorted(rates.index)  # one rate alone is no curve
-    if not queries:
+    rates = runs.groupby("series")["rate_offered"].nunique()
+    drawn = sorted(rates[rates > 1].index) or sorted(rates.index)  # one rate alone is no curve
+    if not drawn:
         return None
-    found = cells(results, runs[runs["query"].isin(queries)])
-    across = min(4, len(queries))
-    figure, axes = panels(2 * math.ceil(len(queries) / across), across, sharex="col" if len(queries) <= 4 else False)
-    for place, query in enumerate(queries):
+    found = cells(results, runs[runs["series"].isin(drawn)])
+    across = min(4, len(drawn))
+    figure, axes = panels(2 * math.ceil(len(drawn) / across), across, sharex="col" if len(drawn) <= 4 else False)
+    for place, series in enumerate(drawn):
         for offset, percentile in enumerate(("p50", "p99")):
             one = axes[2 * (place // across) + offset][place % across]
-            part = found[found["query"] == query]
+            part = found[found["series"] == series]
             for look in looks(part["protocol"]):
                 _line(one, look, part[part["protocol"] == look.name].sort_values("rate_offered"), percentile, part)
-            one.set_title(f"{query}, {percentile}")
+            one.set_title(f"{series}, {percentile}")
             _log_rates(one, part["rate_offered"])
             one.set_yscale("log")
             log_numbers(one.yaxis)
             if place % across == 0:
                 one.set_ylabel("visible latency (ms)")
             one.set_xlabel("offered events/s")
-    for unused in range(len(queries), across * math.ceil(len(queries) / across)):
+    for unused in range(len(drawn), across * math.ceil(len(drawn) / across)):
         for offset in (0, 1):
             axes[2 * (unused // across) + offset][unused % across].set_axis_off()
     return finish(figure, axes.flat, "Latency against throughput", _note(found))
@@ -98,18 +98,18 @@ def commit_interval(results: Results) -> Any | None:
     if runs.empty:
         return None
     quiet = runs[(runs["fault_count"] == 0) & runs["commit_interval_ms"].notna()]
-    swept = quiet.groupby(["query", "rate_offered"])["commit_interval_ms"].nunique()
-    chosen = [(str(query), int(rate)) for query, rate in swept[swept > 1].index]
+    swept = quiet.groupby(["series", "rate_offered"])["commit_interval_ms"].nunique()
+    chosen = [(str(series), int(rate)) for series, rate in swept[swept > 1].index]
     if not chosen:
         return None
     found = cells(results, quiet)
-    found = found.loc[[key in chosen for key in zip(found["query"], found["rate_offered"], strict=True)]]
+    found = found.loc[[key in chosen for key in zip(found["series"], found["rate_offered"], strict=True)]]
     figure, axes = panels(len(chosen), 2, width=4.2)
-    for row, (query, rate) in enumerate(chosen):
-        part = found.loc[(found["query"] == query) & (found["rate_offered"] == rate)]
+    for row, (series, rate) in enumerate(chosen):
+        part = found.loc[(found["series"] == series) & (found["rate_offered"] == rate)]
         for one, percentile in zip(axes[row], ("p50", "p99"), strict=True):
             _bars(one, part, percentile)
-            one.set_title(f"{query} at {rate:,} events/s, {percentile}")
+            one.set_title(f"{series} at {rate:,} events/s, {percentile}")
     return finish(figure, axes.flat, "Latency by commit interval", _note(found))
 
 
@@ -134,26 +134,26 @@ def _bars(one: Any, part: pd.DataFrame, percentile: str) -> None:
 
 
 def cost_of_safety(results: Results) -> Any | None:
-    """Each protocol's p50 and p99 as a multiple of the unsafe baseline's at the same query and rate."""
+    """Each protocol's p50 and p99 as a multiple of the unsafe baseline's at the same series and rate."""
     if results.frame.empty:
         return None
     found = cells(results, usual(results.frame))
     ratios = against_baseline(results, found, BASELINE)
     if ratios.empty:
         return None
-    queries = sorted(ratios["query"].unique())
-    figure, axes = panels(2, len(queries), sharex="col")
-    for column, query in enumerate(queries):
-        part = ratios[ratios["query"] == query]
+    drawn = sorted(ratios["series"].unique())
+    figure, axes = panels(2, len(drawn), sharex="col")
+    for column, series in enumerate(drawn):
+        part = ratios[ratios["series"] == series]
         for one, percent in zip(axes[:, column], (50, 99), strict=True):
             one.axhline(1, color="black", lw=0.8, ls="--")
-            if query == "q5":
+            if _as_published(part):
                 low, high = published.COST_OF_UNSAFE[percent]
                 one.axhspan(low, high, color="#009E73", alpha=0.12, lw=0, label="paper's progress marking, Q5")
             for look in looks(part["protocol"]):
                 mine = part[part["protocol"] == look.name].sort_values("rate_offered")
                 _line(one, look, mine, f"p{percent}_ratio", part)
-            one.set_title(f"{query}, p{percent}")
+            one.set_title(f"{series}, p{percent}")
             _log_rates(one, part["rate_offered"])
             one.set_ylim(bottom=0)
             if column == 0:
@@ -162,29 +162,34 @@ def cost_of_safety(results: Results) -> Any | None:
     return finish(figure, axes.flat, f"Visible latency as a multiple of {BASELINE}", _note(ratios))
 
 
+def _as_published(part: pd.DataFrame) -> bool:
+    """Whether the paper measured the cost of this query with these flushes."""
+    return bool((part["query"] == "q5").all() and (part["flush_interval_ms"] == published.COST_FLUSH_INTERVAL_MS).all())
+
+
 def written(results: Results) -> Any | None:
-    """Bytes written for each byte of input, by kind, for each query and protocol at its highest common rate."""
+    """Bytes written for each byte of input, by kind, for each series and protocol at its highest common rate."""
     runs = results.frame
     if runs.empty:
         return None
     runs = usual(runs) if (runs["fault_count"] == 0).any() else runs
     runs = runs.assign(amplification=write_amplification(runs)).dropna(subset=["amplification"])
-    queries = sorted(runs["query"].unique())
-    if not queries:
+    drawn = sorted(runs["series"].unique())
+    if not drawn:
         return None
-    across = min(4, len(queries))
-    down = math.ceil(len(queries) / across)
+    across = min(4, len(drawn))
+    down = math.ceil(len(drawn) / across)
     names = looks(runs["protocol"])
     figure, axes = panels(down, across, width=3.0, height=0.9 + 0.3 * len(names), sharey=True)
     counted = []
-    for one, query in zip(axes.flat, queries, strict=False):
-        part = runs[runs["query"] == query]
+    for one, series in zip(axes.flat, drawn, strict=False):
+        part = runs[runs["series"] == series]
         part = part[part["rate_offered"] == _common_rate(part)]
         counted += part.groupby("protocol").size().tolist()
         _stacks(one, part, names)
-        one.set_title(f"{query} at {part['rate_offered'].max():,} events/s")
+        one.set_title(f"{series} at {part['rate_offered'].max():,} events/s")
         one.set_xlabel("bytes written per input byte")
-    for unused in list(axes.flat)[len(queries) :]:
+    for unused in list(axes.flat)[len(drawn) :]:
         unused.set_axis_off()
     faults = "; runs with a fault" if (runs["fault_count"] > 0).all() else ""
     note = (

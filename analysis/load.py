@@ -45,7 +45,8 @@ class Unreadable:
 class Results:
     """Everything that was found below some directories.
 
-    `frame` has a row for each run (`sweep` is the directory of the manifest above it, if any); `histograms` the rows of
+    `frame` has a row for each run (`sweep` is the directory of the manifest above it, if any; `series` is what may be
+    compared: the query, and its flushes where it ran with several intervals); `histograms` the rows of
     their measured parts (directory, metric, value_us, count), to be merged at will; `configs` the flattened
     configuration by directory; `log_latency` one row for each append rate; `manifests` the content of every manifest by
     its directory.
@@ -85,8 +86,7 @@ def load(*roots: Path) -> Results:
         histograms.append(histogram)
         configs[str(path)], environments[str(path)] = config, environment
     return Results(
-        frame=pd.DataFrame(rows).sort_values(["query", "protocol", "rate_offered", "repetition", "directory"],
-                                             ignore_index=True) if rows else pd.DataFrame(),
+        frame=_with_series(pd.DataFrame(rows)) if rows else pd.DataFrame(),
         histograms=pd.concat(histograms, ignore_index=True) if histograms else pd.DataFrame(columns=_HISTOGRAM),
         configs=configs,
         environments=environments,
@@ -94,6 +94,14 @@ def load(*roots: Path) -> Results:
         manifests=found.manifests,
         unreadable=tuple(unreadable),
     )  # fmt: skip
+
+
+def _with_series(frame: pd.DataFrame) -> pd.DataFrame:
+    """Runs in order. Latency hangs on the flush interval, so runs with different ones are not compared."""
+    several = frame.groupby("query")["flush_interval_ms"].transform("nunique") > 1
+    flushes = frame["flush_interval_ms"].map(lambda value: f", {value:g} ms flushes")
+    frame["series"] = frame["query"].where(~several, frame["query"] + flushes)
+    return frame.sort_values(["series", "protocol", "rate_offered", "repetition", "directory"], ignore_index=True)
 
 
 class _Found:
@@ -169,6 +177,7 @@ def _load_one(path: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any
             "code": environment.get("code", environment.get("commit")),
             "input_hash": environment.get("input_hash"),
         }
+        row["flush_interval_ms"] = float(config["flush_interval_ms"])
         row["snapshot_interval_ms"] = config.get("protocol.snapshot_interval_ms", math.nan)
         histogram = measured(directory.latency(), float(run["warmup_s"]), float(run["duration_s"]))
     except (KeyError, TypeError, AttributeError) as error:

@@ -25,7 +25,8 @@ BASELINE = "unsafe"
 USUAL_COMMIT_INTERVAL_MS = 100.0
 WRITTEN_KINDS = ("data", "changelog", "marker", "coordination", "snapshot")
 # The columns that name a cell to a person; `cell` tells cells apart that agree in all of these.
-CELL = ("query", "rate_offered", "failure", "protocol", "commit_interval_ms", "snapshot_interval_ms", "cell")
+CELL = ("series", "query", "rate_offered", "failure", "protocol", "flush_interval_ms", "commit_interval_ms",
+        "snapshot_interval_ms", "cell")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,11 +192,11 @@ def usual(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def against_baseline(results: Results, found: pd.DataFrame, baseline: str, metric: str = "visible") -> pd.DataFrame:
-    """Cells with `p50_ratio` and `p99_ratio` to the baseline's cell of the same query, rate and failure.
+    """Cells with `p50_ratio` and `p99_ratio` to the baseline's cell of the same series, rate and failure.
 
     Cells without such a baseline are left out, and the baseline itself is.
     """
-    keys = ["query", "rate_offered", "failure"]
+    keys = ["series", "rate_offered", "failure"]
     bases = {tuple(row[keys]): row for _, row in found[found["protocol"] == baseline].iterrows()}
     rows = []
     for _, row in found[found["protocol"] != baseline].iterrows():
@@ -224,28 +225,28 @@ def recovery_split(runs: pd.DataFrame) -> dict[str, Estimate]:
 def revisions_apart(runs: pd.DataFrame) -> pd.DataFrame:
     """Comparisons whose protocols emitted different numbers of revisions per event, by more than 20% of the fewest.
 
-    One row per query, rate and failure: what each protocol emitted (medians), and whether that is flagged.
+    One row per series, rate and failure: what each protocol emitted (medians), and whether that is flagged.
     """
     rows = []
-    for key, group in runs.groupby(["query", "rate_offered", "failure"]):
+    for key, group in runs.groupby(["series", "rate_offered", "failure"]):
         medians = group.groupby("protocol")["revisions_per_event"].median().dropna().astype(float)
         if len(medians) < 2:
             continue
         apart = float(medians.max() / medians.min() - 1) if medians.min() > 0 else math.inf
         rows.append((*key, apart, apart > MAX_REVISIONS_APART, medians.to_dict()))
-    return pd.DataFrame(rows, columns=["query", "rate_offered", "failure", "apart", "flagged", "revisions_per_event"])
+    return pd.DataFrame(rows, columns=["series", "rate_offered", "failure", "apart", "flagged", "revisions_per_event"])
 
 
 def sustained_rates(runs: pd.DataFrame) -> pd.DataFrame:
-    """For each query, protocol and repetition the highest offered rate that was sustained by a valid run.
+    """For each series, protocol and repetition the highest offered rate that was sustained by a valid run.
 
     A repetition of another sweep is another one. 0 if none was. `censored` says that it was also the highest rate
     tried: the true one may be higher.
     """
     rows = []
     quiet = runs[runs["fault_count"] == 0]
-    for (query, protocol, _, repetition), group in quiet.groupby(["query", "protocol", "sweep", "repetition"]):
+    for (series, protocol, _, repetition), group in quiet.groupby(["series", "protocol", "sweep", "repetition"]):
         kept = group[group["valid"].astype(bool) & group["sustainable"].astype(bool)]["rate_offered"]
         rate = float(kept.max()) if len(kept) else 0.0
-        rows.append((query, protocol, repetition, rate, rate == float(group["rate_offered"].max())))
-    return pd.DataFrame(rows, columns=["query", "protocol", "repetition", "rate", "censored"])
+        rows.append((series, protocol, repetition, rate, rate == float(group["rate_offered"].max())))
+    return pd.DataFrame(rows, columns=["series", "protocol", "repetition", "rate", "censored"])

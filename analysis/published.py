@@ -35,7 +35,8 @@ COMMIT_INTERVAL_MS: dict[int, dict[str, Pair]] = {
     100: {"progress_marking": (167, 268), "transactions": (167, 269)},
 }
 
-# Figure 9, Q5: progress marking as a multiple of unsafe, least and most.
+# Figure 9, Q5, flushes and commits every 100 ms: progress marking as a multiple of unsafe, least and most.
+COST_FLUSH_INTERVAL_MS = 100
 COST_OF_UNSAFE: dict[int, tuple[float, float]] = {50: (1.2, 2.0), 99: (1.0, 1.8)}
 
 # Table 4, Q8: recovery in seconds by events/s, without and with snapshots; and how many times fewer entries.

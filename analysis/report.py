@@ -126,7 +126,7 @@ def _flags(results: Results) -> Iterable[str]:
     for row in revisions_apart(results.frame).itertuples():
         if row.flagged:
             yield (
-                f"Revisions per event differ by {row.apart:.0%} at {row.query}, {row.rate_offered:,}/s, failure "
+                f"Revisions per event differ by {row.apart:.0%} at {row.series}, {row.rate_offered:,}/s, failure "
                 f"{row.failure}: the protocols did not emit the same amount of results."
             )
     unfair = differences.unexpected(results)

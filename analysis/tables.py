@@ -146,7 +146,7 @@ def cell_rows(results: Results) -> list[Row]:
         note = "" if cell["valid"] else " (invalid)"
         left_out = f" (+{cell['left_out']} invalid)" if cell["left_out"] else ""
         rows.append((
-            str(cell["query"]), f"{cell['rate_offered']:,}", str(mine["failure"].iloc[0]), str(cell["protocol"]),
+            str(cell["series"]), f"{cell['rate_offered']:,}", str(mine["failure"].iloc[0]), str(cell["protocol"]),
             _interval_ms(cell["commit_interval_ms"]), *figures, f"{amplification:.2f}", _found(everyone),
             f"{cell['n']}{note}{left_out}",
         ))  # fmt: skip
@@ -181,26 +181,26 @@ def recovery_rows(results: Results) -> list[Row]:
         return rows
     faulty = runs[runs["fault_count"] > 0]
     sustained = _sustained(runs)
-    names = ["query", "rate_offered", "protocol", "snapshot_interval_ms"]
+    names = ["series", "rate_offered", "protocol", "snapshot_interval_ms"]
     for key, group in faulty.groupby(names, dropna=False):
         good = group[group["valid"].astype(bool)]
         used = good if len(good) else group
         split = recovery_split(used)
         entries = median_of(used["recovery_entries_read"].tolist())
-        query, rate, protocol, snapshots = key
+        series, rate, protocol, snapshots = key
         note = "" if len(good) else " (invalid)"
-        load = _load(float(str(rate)), sustained.get((str(query), str(protocol))))
-        named = (str(query), f"{rate:,}", load, str(protocol), _snapshots(float(str(snapshots))))
+        load = _load(float(str(rate)), sustained.get((str(series), str(protocol))))
+        named = (str(series), f"{rate:,}", load, str(protocol), _snapshots(float(str(snapshots))))
         rows.append((*named, *(split[part].bare for part in split), entries.bare, f"{len(used)}{note}"))
     return rows
 
 
 def _sustained(runs: pd.DataFrame) -> dict[tuple[str, str], tuple[float, bool]]:
-    """For each query and protocol the median of the rates sustained without a fault, and whether it may be higher."""
+    """For each series and protocol the median of the rates sustained without a fault, and whether it may be higher."""
     rates = sustained_rates(usual(runs))
     return {
-        (str(query), str(protocol)): (float(group["rate"].median()), bool(group["censored"].any()))
-        for (query, protocol), group in rates.groupby(["query", "protocol"])
+        (str(series), str(protocol)): (float(group["rate"].median()), bool(group["censored"].any()))
+        for (series, protocol), group in rates.groupby(["series", "protocol"])
     }
 
 
@@ -213,7 +213,7 @@ def _load(rate: float, sustained: tuple[float, bool] | None) -> str:
 def _in_order(found: pd.DataFrame) -> pd.DataFrame:
     places = {look.name: look.place for look in looks(found["protocol"])}
     order = found.assign(place=found["protocol"].map(places))
-    return order.sort_values(["query", "rate_offered", "failure", "place", "commit_interval_ms"])
+    return order.sort_values(["series", "rate_offered", "failure", "place", "commit_interval_ms"])
 
 
 def _snapshots(interval_ms: float) -> str:

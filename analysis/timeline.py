@@ -4,6 +4,7 @@ Lag is how far the event time that a reader of the results has reached is behind
 """
 
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,13 +30,18 @@ def percentile_by_second(latency: pd.DataFrame, metric: str, percent: float) -> 
 
 
 def recovery_timelines(results: Results) -> dict[str, Any]:
-    """A figure for each query and rate at which faults were injected."""
+    """A figure for each series and rate at which faults were injected."""
     runs = results.frame
     if runs.empty:
         return {}
     faulty = runs[runs["fault_count"] > 0]
-    groups = list(faulty.groupby(["query", "rate_offered"]))
-    return {f"recovery_{query}_{rate}": timeline(group) for (query, rate), group in groups}
+    groups = list(faulty.groupby(["series", "rate_offered"]))
+    return {f"recovery_{_plain(str(series))}_{rate}": timeline(group) for (series, rate), group in groups}
+
+
+def _plain(name: str) -> str:
+    """Fit for a file."""
+    return re.sub(r"[^a-z0-9]+", "_", name)
 
 
 def timeline(runs: pd.DataFrame, *, percent: float = 99) -> Any:
@@ -65,8 +71,8 @@ def timeline(runs: pd.DataFrame, *, percent: float = 99) -> Any:
         axes[1][0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         axes[1][0].set_ylabel("behind the present (ms)")
     axes[-1][0].set_xlabel("seconds since the fault" if faults else "seconds since the first event")
-    query, rates = ", ".join(sorted(set(shown["query"]))), sorted(set(shown["rate_offered"]))
-    title = f"{query} at {', '.join(f'{rate:,}' for rate in rates)} events/s" + _struck(shown)
+    series, rates = ", ".join(sorted(set(shown["series"]))), sorted(set(shown["rate_offered"]))
+    title = f"{series} at {', '.join(f'{rate:,}' for rate in rates)} events/s" + _struck(shown)
     return finish(figure, axes.flat, title, _note(shown, len(runs) - len(shown)))
 
 

@@ -48,7 +48,8 @@ def write_run(
     if snapshot_interval_ms is not None:
         protocol_config["snapshot_interval_ms"] = snapshot_interval_ms
     settings = {"query": {"name": query}, "protocol": protocol_config, "rate": rate, "seed": 7 + repetition,
-                "failure": {"at_s": fault_at_s}, "duration_s": 10, "warmup_s": 2, **(config or {})}  # fmt: skip
+                "failure": {"at_s": fault_at_s}, "duration_s": 10, "warmup_s": 2, "flush_interval_ms": 100,
+                **(config or {})}  # fmt: skip
     (path / "config.yaml").write_text(yaml.safe_dump(settings))
     if lag is not None:
         pd.DataFrame(lag, columns=["elapsed_s", "behind_ms"]).to_parquet(path / "lag.parquet")

@@ -137,6 +137,15 @@ def test_runs_with_faults_say_nothing_of_latency(tmp_path: Path) -> None:
     assert not judged(tmp_path, "transactions_at_10_ms").findings
 
 
+def test_the_cost_is_that_of_the_papers_flushes(tmp_path: Path) -> None:
+    for repetition in range(3):
+        for protocol, p50 in (("unsafe", 10.0), (PM, 100.0)):
+            write_run(tmp_path / f"{protocol}-{repetition}", protocol=protocol, repetition=repetition,
+                      samples_ms=(p50,), config={"flush_interval_ms": 10},
+                      commit_interval_ms=None if protocol == "unsafe" else 100)  # fmt: skip
+    assert judged(tmp_path, "cost_p50").findings == ()
+
+
 def test_a_kill_soon_after_the_start_says_nothing_of_snapshots(tmp_path: Path) -> None:
     snapshots(tmp_path, False, 3, fault_at_s=3.5)  # half a second after a snapshot: seven times less can be saved
     entries = judged(tmp_path, "snapshots_entries")

@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
-from analysis.figures import FIGURES, write_all
+from analysis.figures import FIGURES, cost_of_safety, latency_throughput, write_all
 from analysis.load import Results, load
 from analysis.style import known_protocols, looks
 from analysis.timeline import latency_over_time, percentile_by_second, recovery_timelines
@@ -103,6 +103,20 @@ def test_invalid_cells_are_hollow_and_said(tmp_path: Path) -> None:
     assert any(face != "white" for face in faces)
     assert "1 cell(s) of invalid runs only" in figure.legends[0].get_title().get_text()
     plt.close(figure)
+
+
+def test_different_flushes_have_axes_of_their_own(tmp_path: Path) -> None:
+    for flush in (10, 100):
+        for rate in (1000, 2000):
+            for protocol in ("unsafe", "transactions"):
+                write_run(tmp_path / f"{protocol}-{flush}-{rate}", protocol=protocol, rate=rate,
+                          config={"flush_interval_ms": flush})  # fmt: skip
+    results = load(tmp_path)
+    for draw in (latency_throughput, cost_of_safety):
+        figure = draw(results)
+        titles = {axes.get_title() for axes in figure.axes}
+        plt.close(figure)
+        assert titles == {f"q5, {flush} ms flushes, p{percent}" for flush in (10, 100) for percent in (50, 99)}
 
 
 def test_without_data_there_is_no_figure(tmp_path: Path) -> None:

@@ -102,6 +102,14 @@ def test_repetitions_share_a_cell_and_other_settings_do_not(tmp_path: Path) -> N
     assert first == second != other
 
 
+def test_a_query_with_several_flush_intervals_is_several_series(tmp_path: Path) -> None:
+    for query, flush in (("q5", 10), ("q5", 100), ("q8", 10)):
+        write_run(tmp_path / f"{query}-{flush}", query=query, config={"flush_interval_ms": flush})
+    frame = load(tmp_path).frame.set_index("directory")
+    assert {Path(str(path)).name: series for path, series in frame["series"].items()} == {
+        "q5-10": "q5, 10 ms flushes", "q5-100": "q5, 100 ms flushes", "q8-10": "q8"}  # fmt: skip
+
+
 def test_sweeps_that_share_a_cell_add_to_its_repetitions_and_are_told_apart(tmp_path: Path) -> None:
     for name in ("one", "two"):
         config = {"experiment": {"name": name}, "log": {"path": f"/{name}"}, "scale": name, "force": name == "two"}

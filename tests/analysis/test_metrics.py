@@ -113,6 +113,7 @@ def test_the_cost_of_safety_by_hand(tmp_path: Path) -> None:
             write_run(tmp_path / f"{protocol}{repetition}", protocol=protocol, repetition=repetition,
                       samples_ms=(middle,), commit_interval_ms=None if protocol == "unsafe" else 100)  # fmt: skip
     write_run(tmp_path / "alone", protocol="progress_marking", rate=99)
+    write_run(tmp_path / "other", protocol="progress_marking", config={"flush_interval_ms": 5})
     results = load(tmp_path)
     ratios = against_baseline(results, cells(results, results.frame), "unsafe")
     assert len(ratios) == 1

@@ -53,11 +53,11 @@ def test_without_a_manifest_the_commands_are_rebuilt(tmp_path: Path) -> None:
 
 
 def test_what_differs_besides_the_protocol_is_flagged(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", protocol="unsafe", config={"flush_interval_ms": 10})
-    write_run(tmp_path / "b", protocol="transactions", config={"flush_interval_ms": 5}, repetition=0)
-    write_run(tmp_path / "c", protocol="transactions", config={"flush_interval_ms": 7}, rate=99)
+    write_run(tmp_path / "a", protocol="unsafe", config={"flush_bytes": 10})
+    write_run(tmp_path / "b", protocol="transactions", config={"flush_bytes": 5}, repetition=0)
+    write_run(tmp_path / "c", protocol="transactions", config={"flush_bytes": 7}, rate=99)
     (found,) = unexpected(load(tmp_path))
-    assert found.setting == "flush_interval_ms"
+    assert found.setting == "flush_bytes"
     assert dict(found.values) == {"unsafe": "10", "transactions": "5"}
     assert "not fair" in write(tmp_path).read_text()
 
