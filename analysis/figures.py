@@ -49,7 +49,7 @@ def latency_throughput(results: Results) -> Any | None:
     if not drawn:
         return None
     found = cells(results, runs[runs["series"].isin(drawn)])
-    across = min(4, len(drawn))
+    across = _across(len(drawn))
     figure, axes = panels(2 * math.ceil(len(drawn) / across), across, sharex="col" if len(drawn) <= 4 else False)
     for place, series in enumerate(drawn):
         for offset, percentile in enumerate(("p50", "p99")):
@@ -68,6 +68,11 @@ def latency_throughput(results: Results) -> Any | None:
         for offset in (0, 1):
             axes[2 * (unused // across) + offset][unused % across].set_axis_off()
     return finish(figure, axes.flat, "Latency against throughput", _note(found))
+
+
+def _across(count: int) -> int:
+    """At most four to a row, and rows as equal as can be."""
+    return math.ceil(count / math.ceil(count / 4))
 
 
 def _line(one: Any, look: Look, part: pd.DataFrame, column: str, everyone: pd.DataFrame) -> None:
@@ -177,7 +182,7 @@ def written(results: Results) -> Any | None:
     drawn = sorted(runs["series"].unique())
     if not drawn:
         return None
-    across = min(4, len(drawn))
+    across = _across(len(drawn))
     down = math.ceil(len(drawn) / across)
     names = looks(runs["protocol"])
     figure, axes = panels(down, across, width=3.0, height=0.9 + 0.3 * len(names), sharey=True)
@@ -187,7 +192,7 @@ def written(results: Results) -> Any | None:
         part = part[part["rate_offered"] == _common_rate(part)]
         counted += part.groupby("protocol").size().tolist()
         _stacks(one, part, names)
-        one.set_title(f"{series} at {part['rate_offered'].max():,} events/s")
+        one.set_title(f"{series}, {part['rate_offered'].max() / 1000:g}k/s")
         one.set_xlabel("bytes written per input byte")
     for unused in list(axes.flat)[len(drawn) :]:
         unused.set_axis_off()

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -45,11 +44,9 @@ def test_frame_histograms_and_claims_are_those_of_the_sweep(sweep: Path, tmp_pat
                 results.histogram(path, metric)[["value_us", "count"]].reset_index(drop=True)
                 for results, path in ((before, one), (after, other))
             )
-            if metric != "visible" or not before.frame.set_index("directory").loc[one, "fault_count"]:
-                pd.testing.assert_frame_equal(was, kept)
-            else:  # kept by second, in wider buckets
-                assert kept["count"].sum() == was["count"].sum()
-                assert 0.992 < percentile_ms(kept, 99) / percentile_ms(was, 99) <= 1
+            assert kept["count"].sum() == was["count"].sum()
+            for percent in (50, 99):
+                assert 0.992 < percentile_ms(kept, percent) / percentile_ms(was, percent) <= 1
     told = [(judged.claim.name, judged.verdict, judged.summary) for judged in claims.evaluate(before)]
     assert told == [(judged.claim.name, judged.verdict, judged.summary) for judged in claims.evaluate(after)]
 
@@ -58,7 +55,7 @@ def test_the_time_line_around_a_fault_is_kept(sweep: Path, tmp_path: Path) -> No
     archive(sweep, tmp_path / "kept")
     name = "q8-unsafe-kill-None-0"
     before, after = (RunDirectory(root / name) for root in (sweep, tmp_path / "kept"))
-    pd.testing.assert_frame_equal(before.lag()[list(after.lag().columns)], after.lag())
+    pd.testing.assert_frame_equal(before.lag().round({"elapsed_s": 2, "behind_ms": 0}), after.lag())
     was, kept = (percentile_by_second(run.latency(), "visible", 99) for run in (before, after))
     assert list(was.index) == list(kept.index)
     assert ((kept <= was) & (kept > 0.992 * was)).all()
@@ -77,8 +74,10 @@ def test_it_is_much_smaller_and_the_manifest_goes_along(tmp_path: Path) -> None:
 
 
 def test_wider_buckets_keep_the_sign_and_small_values() -> None:
-    assert _coarse(np.array([0, 1, -1, 255, 256, 257, 100_001, -100_001])).tolist() == [
-        0, 1, -1, 255, 256, 256, 99_840, -99_840]  # fmt: skip
+    values = [-100_001, -1, 0, 1, 511, 512, 513, 100_001]
+    wider = _coarse(pd.DataFrame({"second": 1, "metric": "emit", "value_us": values, "count": 2}), 9)
+    assert wider["value_us"].tolist() == [-99_840, -1, 0, 1, 511, 512, 99_840]
+    assert wider["count"].tolist() == [2, 2, 2, 2, 2, 4, 2]
 
 
 def test_no_sweep_and_a_place_that_is_taken_are_refused(sweep: Path, tmp_path: Path,
