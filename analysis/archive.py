@@ -1,11 +1,11 @@
 """A finished sweep, small enough to keep in a repository or to send to somebody.
 
-    python -m analysis.archive results/recovery-small results/reference/recovery
+    python -m analysis.archive results/recovery-small results/reference/recovery.zip
 
 Everything that a frame, a figure, a claim or the report reads stays. A run keeps one histogram of its measured part,
 in buckets of 0.4% instead of 0.1%; the visible latency of a run with a fault is kept by second, for the time line, in
 buckets of 0.8%. Of the samples of roles each one's last counts stay, of resources none, of an experiment's grid none:
-it is in the manifest, so the sweep can go on from such a copy.
+it is in the manifest, so the sweep can go on from such a copy, unpacked. `analysis.load` reads it as it is.
 """
 
 import argparse
@@ -14,6 +14,8 @@ import math
 import shutil
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 import numpy as np
 import pandas as pd
@@ -21,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from analysis.load import measured
+from analysis.load import ARCHIVE, measured
 from runners.rundir import RunDirectory, RunDirectoryError
 
 CONFIG = "config.yaml"
@@ -37,18 +39,30 @@ def archive(source: Path, target: Path) -> int:
     """Copy a sweep; returns the number of runs. Raises `RunDirectoryError` where there is none, or one already."""
     if not (source / MANIFEST).is_file():
         raise RunDirectoryError(f"{source} has no {MANIFEST}; name the directory of a sweep")
+    if target.suffix != ARCHIVE:
+        raise RunDirectoryError(f"{target} does not end in {ARCHIVE}; an archive is one file")
     if target.exists():
         raise RunDirectoryError(f"{target} exists already; remove it, or name another place")
-    partial = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    shutil.copy(source / MANIFEST, partial / MANIFEST)
+    target.parent.mkdir(parents=True, exist_ok=True)
     cells = [cell for cell in json.loads((source / MANIFEST).read_text())["cells"] if cell["state"] == "done"]
-    runs = 0
-    for place in sorted({folder for cell in cells for folder in _with_files(source / cell["directory"])}):
-        runs += _copy(place, partial / place.relative_to(source))
-    partial.replace(target)
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        shutil.copy(source / MANIFEST, folder / MANIFEST)
+        places = sorted({place for cell in cells for place in _with_files(source / cell["directory"])})
+        runs = sum(_copy(place, folder / place.relative_to(source)) for place in places)
+        _pack(folder, target)
     return runs
+
+
+def _pack(folder: Path, target: Path) -> None:
+    """Equal content makes equal bytes: names in order, no times."""
+    partial = target.with_name(f".{target.name}.partial")
+    with ZipFile(partial, "w") as file:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                name = ZipInfo(path.relative_to(folder).as_posix())
+                file.writestr(name, path.read_bytes(), ZIP_DEFLATED, compresslevel=9)
+    partial.replace(target)
 
 
 def _with_files(cell: Path) -> list[Path]:
@@ -111,15 +125,14 @@ def _write(path: Path, frame: pd.DataFrame) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Keep a finished sweep in little room.")
     parser.add_argument("source", type=Path, help="the directory of a sweep")
-    parser.add_argument("target", type=Path, help="a directory that does not exist yet")
+    parser.add_argument("target", type=Path, help="a .zip that does not exist yet")
     options = parser.parse_args(argv)
     try:
         runs = archive(options.source, options.target)
     except RunDirectoryError as error:
         print(f"archive: {error}", file=sys.stderr)
         return 2
-    size = sum(file.stat().st_size for file in options.target.rglob("*") if file.is_file())
-    print(f"{runs} runs in {options.target}, {size / 1e6:.1f} MB")
+    print(f"{runs} runs in {options.target}, {options.target.stat().st_size / 1e6:.1f} MB")
     return 0
 
 

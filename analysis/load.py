@@ -11,8 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import unquote
+from zipfile import BadZipFile, ZipFile
 
 import pandas as pd
 import yaml
@@ -22,6 +24,7 @@ from pyarrow.parquet import read_schema
 from runners.rundir import RunDirectory, RunDirectoryError
 
 FILES = ("run.json", "config.yaml", "latency.parquet", "tasks.parquet", "events.jsonl", "environment.json")
+ARCHIVE = ".zip"  # a sweep kept by analysis.archive; read like the directory it was
 METRICS = ("emit", "visible", "paper")
 # What may differ between two repetitions of one cell.
 REPETITION_KEYS = ("seed", "source.seed", "repetition", "quiet", "keep_log", "keep_samples")
@@ -49,7 +52,7 @@ class Results:
     compared: the query, and its flushes where it ran with several intervals); `histograms` the rows of
     their measured parts (directory, metric, value_us, count), to be merged at will; `configs` the flattened
     configuration by directory; `log_latency` one row for each append rate; `manifests` the content of every manifest by
-    its directory.
+    its directory. Directories of archived runs last as long as this object.
     """
 
     frame: pd.DataFrame
@@ -59,6 +62,7 @@ class Results:
     log_latency: pd.DataFrame
     manifests: Mapping[Path, Mapping[str, Any]]
     unreadable: tuple[Unreadable, ...]
+    unpacked: tuple[TemporaryDirectory[str], ...] = ()
 
     @cached_property
     def _by_run(self) -> dict[tuple[str, str], pd.DataFrame]:
@@ -93,6 +97,7 @@ def load(*roots: Path) -> Results:
         log_latency=pd.DataFrame(found.log_latency),
         manifests=found.manifests,
         unreadable=tuple(unreadable),
+        unpacked=tuple(found.unpacked),
     )  # fmt: skip
 
 
@@ -110,20 +115,38 @@ class _Found:
     def __init__(self, unreadable: list[Unreadable]) -> None:
         self.manifests: dict[Path, Mapping[str, Any]] = {}
         self.log_latency: list[Mapping[str, Any]] = []
+        self.unpacked: list[TemporaryDirectory[str]] = []
         self._unreadable = unreadable
+        self._seen: set[Path] = set()
 
     def walk(self, roots: Iterable[Path]) -> Iterator[Path]:
-        seen: set[Path] = set()
         for root in roots:
             if not root.is_dir():
                 raise RunDirectoryError(f"{root} is not a directory; name one that holds runs, for example results")
-            for name, folders, files in os.walk(root.resolve()):
-                folders[:] = sorted(f for f in folders if not f.startswith(".") and f not in _APART)
-                path = Path(name)
-                if path not in seen:
-                    seen.add(path)
-                    if self._is_run(path, set(files)):
-                        yield path
+            yield from self._below(root.resolve())
+
+    def _below(self, root: Path) -> Iterator[Path]:
+        for name, folders, files in os.walk(root):
+            folders[:] = sorted(f for f in folders if not f.startswith(".") and f not in _APART)
+            path = Path(name)
+            if path not in self._seen:
+                self._seen.add(path)
+                if self._is_run(path, set(files)):
+                    yield path
+                for file in sorted(files):
+                    if file.endswith(ARCHIVE):
+                        yield from self._inside(path / file)
+
+    def _inside(self, archive: Path) -> Iterator[Path]:
+        folder = TemporaryDirectory(prefix="tidemark-")
+        self.unpacked.append(folder)
+        place = Path(folder.name).resolve() / archive.stem
+        try:
+            with ZipFile(archive) as file:
+                file.extractall(place)
+        except BadZipFile as error:
+            self._say(archive, f"not an archive ({error})")
+        yield from self._below(place)
 
     def sweep_of(self, path: Path) -> str:
         """The nearest directory above a run that has a manifest; empty if there is none."""

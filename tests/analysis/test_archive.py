@@ -1,6 +1,7 @@
 """An archived sweep says the same as the sweep."""
 
 from pathlib import Path
+from zipfile import ZipFile
 
 import pandas as pd
 import pytest
@@ -31,9 +32,12 @@ def sweep(tmp_path: Path) -> Path:
 
 
 def test_frame_histograms_and_claims_are_those_of_the_sweep(sweep: Path, tmp_path: Path) -> None:
-    target = tmp_path / "kept" / "sweep"
-    assert archive(sweep, target) == len(list(target.glob("*/run.json"))) > 60
-    before, after = load(sweep), load(target)
+    target = tmp_path / "reference" / "sweep.zip"
+    runs = archive(sweep, target)
+    assert runs == len(list(sweep.glob("*/run.json"))) - 1 > 60  # one was cut off
+    before, after = load(sweep), load(target.parent)
+    assert len(after.frame) == runs
+    assert len(set(after.frame["sweep"])) == 1
     assert not [one for one in after.unreadable if "pending" not in one.reason]
     columns = [name for name in before.frame.columns if name not in ("directory", "sweep")]
     pd.testing.assert_frame_equal(before.frame[columns], after.frame[columns])
@@ -52,14 +56,21 @@ def test_frame_histograms_and_claims_are_those_of_the_sweep(sweep: Path, tmp_pat
 
 
 def test_the_time_line_around_a_fault_is_kept(sweep: Path, tmp_path: Path) -> None:
-    archive(sweep, tmp_path / "kept")
+    kept = _unpacked(sweep, tmp_path)
     name = "q8-unsafe-kill-None-0"
-    before, after = (RunDirectory(root / name) for root in (sweep, tmp_path / "kept"))
+    before, after = (RunDirectory(root / name) for root in (sweep, kept))
     pd.testing.assert_frame_equal(before.lag().round({"elapsed_s": 2, "behind_ms": 0}), after.lag())
-    was, kept = (percentile_by_second(run.latency(), "visible", 99) for run in (before, after))
-    assert list(was.index) == list(kept.index)
-    assert ((kept <= was) & (kept > 0.992 * was)).all()
-    assert (write(tmp_path / "kept")).is_file()
+    was, left = (percentile_by_second(run.latency(), "visible", 99) for run in (before, after))
+    assert list(was.index) == list(left.index)
+    assert ((left <= was) & (left > 0.992 * was)).all()
+    assert (write(kept)).is_file()
+
+
+def _unpacked(sweep: Path, tmp_path: Path) -> Path:
+    archive(sweep, tmp_path / "kept.zip")
+    with ZipFile(tmp_path / "kept.zip") as file:
+        file.extractall(tmp_path / "kept")
+    return tmp_path / "kept"
 
 
 def test_it_is_much_smaller_and_the_manifest_goes_along(tmp_path: Path) -> None:
@@ -67,10 +78,10 @@ def test_it_is_much_smaller_and_the_manifest_goes_along(tmp_path: Path) -> None:
     run = write_run(whole / "cells" / "a", samples_ms=[i / 7 for i in range(1, 3_000)])
     write_manifest(whole, [{"id": "a", "overrides": [], "repetition": 0, "state": "done", "directory": "cells/a",
                             "key": "k"}])  # fmt: skip
-    archive(whole, tmp_path / "kept")
-    assert [entry.state for entry in manifest.load(tmp_path / "kept")] == [manifest.DONE]
-    sizes = [sum(file.stat().st_size for file in root.iterdir()) for root in (run, tmp_path / "kept" / "cells" / "a")]
-    assert sizes[1] < sizes[0] / 3
+    kept = _unpacked(whole, tmp_path)
+    assert [entry.state for entry in manifest.load(kept)] == [manifest.DONE]
+    size = sum(file.stat().st_size for file in run.iterdir())
+    assert (tmp_path / "kept.zip").stat().st_size < size / 3
 
 
 def test_wider_buckets_keep_the_sign_and_small_values() -> None:
@@ -80,10 +91,28 @@ def test_wider_buckets_keep_the_sign_and_small_values() -> None:
     assert wider["count"].tolist() == [2, 2, 2, 2, 2, 4, 2]
 
 
-def test_no_sweep_and_a_place_that_is_taken_are_refused(sweep: Path, tmp_path: Path,
-                                                        capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+def test_equal_sweeps_make_equal_bytes(sweep: Path, tmp_path: Path) -> None:
+    for name in ("one.zip", "other.zip"):
+        archive(sweep, tmp_path / name)
+    assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "other.zip").read_bytes()
+
+
+def test_a_damaged_archive_is_named_and_the_rest_is_read(tmp_path: Path) -> None:
+    write_run(tmp_path / "mine")
+    (tmp_path / "theirs.zip").write_bytes(b"PK cut off")
+    results = load(tmp_path)
+    assert len(results.frame) == 1
+    assert [one.path.name for one in results.unreadable] == ["theirs.zip"]
+
+
+def test_no_sweep_no_zip_and_a_place_that_is_taken_are_refused(sweep: Path, tmp_path: Path,
+                                                               capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    target = tmp_path / "kept.zip"
     with pytest.raises(RunDirectoryError, match=r"no manifest\.json"):
-        archive(tmp_path, tmp_path / "kept")
-    assert main([str(sweep), str(sweep)]) == 2
+        archive(tmp_path, target)
+    with pytest.raises(RunDirectoryError, match=r"does not end in \.zip"):
+        archive(sweep, tmp_path / "kept")
+    assert not target.exists()
+    target.touch()
+    assert main([str(sweep), str(target)]) == 2
     assert "exists already" in capsys.readouterr().err
-    assert not (tmp_path / "kept").exists()
