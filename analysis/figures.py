@@ -63,7 +63,7 @@ def latency_throughput(results: Results) -> Any | None:
             log_numbers(one.yaxis)
             if place % across == 0:
                 one.set_ylabel("visible latency (ms)")
-            one.set_xlabel("offered events/s")
+        one.set_xlabel("offered events/s")
     for unused in range(len(drawn), across * math.ceil(len(drawn) / across)):
         for offset in (0, 1):
             axes[2 * (unused // across) + offset][unused % across].set_axis_off()
