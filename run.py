@@ -104,9 +104,13 @@ def sweep(config: DictConfig) -> int:
         quiet=bool(config.quiet),
     )
     axes = plain(experiment.axes)
-    exit_code = work.run(
-        grid.in_order(grid.expand(axes, grid.keys(given), ROOT / "configs"), experiment.repetitions, work.seed)
-    )
+    cells = grid.in_order(grid.expand(axes, grid.keys(given), ROOT / "configs"), experiment.repetitions, work.seed)
+    try:
+        exit_code = work.run(cells)
+    except KeyboardInterrupt:
+        again = shlex.join(["python", "run.py", *given, f"hydra.run.dir={os.path.relpath(directory)}"])
+        print(f"\nrun.py: stopped; it goes on with\n  {again}", file=sys.stderr)
+        raise
     places = [directory / entry.directory for entry in work.entries if entry.state == manifest.DONE]
     if places:
         print(kind.conclude(places))
@@ -372,7 +376,7 @@ def command() -> int:
     try:
         main()
     except KeyboardInterrupt:
-        print("run.py: interrupted; what was measured so far is kept, and the same command goes on", file=sys.stderr)
+        print("run.py: interrupted; what was measured so far is kept", file=sys.stderr)
         return INTERRUPTED
     except (HydraException, OmegaConfBaseException) as error:
         print(f"run.py: {_first_line(error)}", file=sys.stderr)

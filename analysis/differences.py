@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.load import ASIDE, REPETITION_KEYS, Results
+from analysis.load import ASIDE, REPETITION_KEYS, Results, swept
 
 _MISSING = "(none)"
 _KEYS = ("series", "rate_offered", "failure", "repetition")
@@ -43,12 +43,13 @@ def unexpected(results: Results) -> list[Difference]:
     """
     if results.frame.empty:
         return []
-    swept = _swept(results)
+    known = {name for config in results.configs.values() for name in config}
+    axes = {name for name in swept(results.manifests) & known if not name.startswith("protocol")}
     found: dict[tuple[str, str], Difference] = {}
-    for key, group in _comparisons(results, swept):
+    for key, group in _comparisons(results, axes):
         settings = {row["directory"]: _settings(results, row) for row in group.to_dict("records")}
         for name in sorted({name for each in settings.values() for name in each}):
-            if name in swept:
+            if name in axes:
                 continue
             values: dict[str, set[str]] = {}
             for row in group.to_dict("records"):
@@ -59,12 +60,12 @@ def unexpected(results: Results) -> list[Difference]:
     return list(found.values())
 
 
-def _comparisons(results: Results, swept: Iterable[str]) -> Iterable[tuple[str, pd.DataFrame]]:
+def _comparisons(results: Results, names: Iterable[str]) -> Iterable[tuple[str, pd.DataFrame]]:
     """Groups of runs that are compared with each other, by name; repetitions are compared one by one."""
     runs = results.frame
     axes = [
         pd.Series([f"{name}={results.configs[path].get(name)}" for path in runs["directory"]], index=runs.index)
-        for name in sorted(swept)
+        for name in sorted(names)
     ]
     for key, group in runs.groupby([*_KEYS, *axes], dropna=False):
         series, rate, failure, _, *rest = key
@@ -79,20 +80,6 @@ def _settings(results: Results, row: Mapping[Any, Any]) -> dict[str, str]:
         if not name.startswith(("protocol.", *REPETITION_KEYS, *ASIDE))
     }
     return kept | {"(hash of the input)": str(row["input_hash"]), "(code version)": str(row["code"])}
-
-
-def _swept(results: Results) -> set[str]:
-    """Settings that a manifest's cells override with more than one value, the protocol's own left out."""
-    values: dict[str, set[str]] = {}
-    for manifest in results.manifests.values():
-        for cell in manifest["cells"]:
-            for override in cell.get("overrides", []):
-                name, _, value = str(override).lstrip("+").partition("=")
-                values.setdefault(name, set()).add(value)
-    known = {name for config in results.configs.values() for name in config}
-    return {
-        name for name, used in values.items() if len(used) > 1 and name in known and not name.startswith("protocol")
-    }
 
 
 def _sorted(values: Iterable[str]) -> list[str]:

@@ -7,9 +7,10 @@ import hashlib
 import json
 import math
 import os
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,18 +28,24 @@ FILES = ("run.json", "config.yaml", "latency.parquet", "tasks.parquet", "events.
 ARCHIVE = ".zip"  # a sweep kept by analysis.archive; read like the directory it was
 METRICS = ("emit", "visible", "paper")
 # What may differ between two repetitions of one cell.
-REPETITION_KEYS = ("seed", "source.seed", "repetition", "quiet", "keep_log", "keep_samples")
+REPETITION_KEYS = ("seed", "source.seed", "failure.seed", "repetition", "quiet", "keep_log", "keep_samples")
 # What asked for a run, how it was shown and where it was kept: none of it reaches the measured system.
 ASIDE = ("experiment.", "log.path", "force", "scale")
 _HISTOGRAM = ("directory", "metric", "value_us", "count")
 _UNIT = "_ms"
 # Not part of what lies around them: logs, pictures, and the results that come with the repository.
 _APART = ("log", "figures", "reference")
+# Swept settings that have a column of their own, or are part of `fault`.
+_NAMED = ("query", "protocol", "rate", "failure", "flush", "flush_interval_ms", *REPETITION_KEYS)
+_ONGOING = ("pending", "running")
+# What reading a file that is damaged, or not ours, can raise.
+_DAMAGE = (RunDirectoryError, ArrowException, OSError, ValueError)
+_DAMAGED_ARCHIVE = (BadZipFile, zlib.error, EOFError, OSError, RuntimeError)  # the last: encrypted, or a method unknown
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unreadable:
-    """A directory that looks like a run's and is none, and why."""
+    """A directory that looks like a run's and does not count as one, and why."""
 
     path: Path
     reason: str
@@ -48,11 +55,13 @@ class Unreadable:
 class Results:
     """Everything that was found below some directories.
 
-    `frame` has a row for each run (`sweep` is the directory of the manifest above it, if any; `series` is what may be
-    compared: the query, and its flushes where it ran with several intervals); `histograms` the rows of
-    their measured parts (directory, metric, value_us, count), to be merged at will; `configs` the flattened
-    configuration by directory; `log_latency` one row for each append rate; `manifests` the content of every manifest by
-    its directory. Directories of archived runs last as long as this object.
+    `frame` has a row for each run; `histograms` the rows of their measured parts (directory, metric, value_us, count),
+    to be merged at will; `configs` the flattened configuration by directory; `log_latency` one row for each append
+    rate; `manifests` the content of every manifest by its directory.
+
+    Columns of the frame that are not run.json's: `sweep`, the directory of the manifest above a run, if any, and
+    `unfinished`, whether its repetition is; `cell`, equal for repetitions; `series`, what may be compared: the query,
+    and how it ran where a sweep ran it in several ways; `fault`, what was asked to go wrong.
     """
 
     frame: pd.DataFrame
@@ -62,7 +71,6 @@ class Results:
     log_latency: pd.DataFrame
     manifests: Mapping[Path, Mapping[str, Any]]
     unreadable: tuple[Unreadable, ...]
-    unpacked: tuple[TemporaryDirectory[str], ...] = ()
 
     @cached_property
     def _by_run(self) -> dict[tuple[str, str], pd.DataFrame]:
@@ -80,33 +88,74 @@ def load(*roots: Path) -> Results:
     rows, configs, environments, histograms = [], {}, {}, []
     unreadable: list[Unreadable] = []
     found = _Found(unreadable)
+    known: dict[tuple[str, bytes], Path] = {}
     for path in found.walk(roots):
         try:
             row, config, environment, histogram = _load_one(path)
-        except RunDirectoryError as error:
-            unreadable.append(Unreadable(path=path, reason=str(error)))
+            original = known.setdefault((row["cell"], (path / "run.json").read_bytes()), path)
+        except _DAMAGE as error:
+            reason = str(error) if isinstance(error, RunDirectoryError) else f"{path} is damaged: {_first_line(error)}"
+            unreadable.append(Unreadable(path=path, reason=reason))
+            continue
+        if original != path:
+            unreadable.append(Unreadable(path=path, reason=f"a copy of {original}, which counts once"))
             continue
         rows.append({**row, "sweep": found.sweep_of(path)})
         histograms.append(histogram)
         configs[str(path)], environments[str(path)] = config, environment
     return Results(
-        frame=_with_series(pd.DataFrame(rows)) if rows else pd.DataFrame(),
+        frame=_as_compared(pd.DataFrame(rows), found.manifests, configs) if rows else pd.DataFrame(),
         histograms=pd.concat(histograms, ignore_index=True) if histograms else pd.DataFrame(columns=_HISTOGRAM),
         configs=configs,
         environments=environments,
         log_latency=pd.DataFrame(found.log_latency),
         manifests=found.manifests,
         unreadable=tuple(unreadable),
-        unpacked=tuple(found.unpacked),
     )  # fmt: skip
 
 
-def _with_series(frame: pd.DataFrame) -> pd.DataFrame:
-    """Runs in order. Latency hangs on the flush interval, so runs with different ones are not compared."""
-    several = frame.groupby("query")["flush_interval_ms"].transform("nunique") > 1
-    flushes = frame["flush_interval_ms"].map(lambda value: f", {value:g} ms flushes")
-    frame["series"] = frame["query"].where(~several, frame["query"] + flushes)
+def _as_compared(
+    frame: pd.DataFrame, manifests: Mapping[Path, Mapping[str, Any]], configs: Mapping[str, Mapping[str, Any]]
+) -> pd.DataFrame:
+    """Runs in order, each with its series; latency hangs on flushes even where nobody swept them."""
+    ways = {"flush_interval_ms": frame["flush_interval_ms"].map(lambda value: f"{value:g} ms flushes")}
+    for name in sorted(swept(manifests) - set(_NAMED)):
+        if not name.startswith(("protocol.", "failure.")):
+            values = frame[name] if name in frame else [configs[path].get(name) for path in frame["directory"]]
+            ways[name] = pd.Series([f"{name}={value}" for value in values], index=frame.index)
+    series = frame["query"]
+    for way in ways.values():
+        several = way.groupby(frame["query"]).transform("nunique") > 1
+        series = series.where(~several, series + ", " + way)
+    ongoing = {
+        (str(place), cell.get("repetition"))
+        for place, manifest in manifests.items()
+        for cell in manifest["cells"]
+        if cell["state"] in _ONGOING
+    }
+    keys = zip(frame["sweep"], frame["repetition"], strict=True)
+    frame = frame.assign(series=series, unfinished=[key in ongoing for key in keys])
     return frame.sort_values(["series", "protocol", "rate_offered", "repetition", "directory"], ignore_index=True)
+
+
+def swept(manifests: Mapping[Path, Mapping[str, Any]]) -> set[str]:
+    """Settings and groups that a manifest's cells override with more than one value."""
+    values: dict[str, set[str]] = {}
+    for manifest in manifests.values():
+        for cell in manifest["cells"]:
+            for override in cell.get("overrides", []):
+                name, _, value = str(override).lstrip("+").partition("=")
+                values.setdefault(name, set()).add(value)
+    return {name for name, used in values.items() if len(used) > 1}
+
+
+@cache
+def _unpacked(archive: Path, changed_ns: int, size: int) -> TemporaryDirectory[str]:
+    """Once for each content, and until the process ends: the runs' directories are in the frame."""
+    folder = TemporaryDirectory(prefix="tidemark-")
+    with ZipFile(archive) as file:
+        file.extractall(Path(folder.name) / archive.stem)
+    return folder
 
 
 class _Found:
@@ -115,15 +164,17 @@ class _Found:
     def __init__(self, unreadable: list[Unreadable]) -> None:
         self.manifests: dict[Path, Mapping[str, Any]] = {}
         self.log_latency: list[Mapping[str, Any]] = []
-        self.unpacked: list[TemporaryDirectory[str]] = []
         self._unreadable = unreadable
         self._seen: set[Path] = set()
 
     def walk(self, roots: Iterable[Path]) -> Iterator[Path]:
         for root in roots:
-            if not root.is_dir():
+            if root.is_file() and root.suffix == ARCHIVE:
+                yield from self._inside(root.resolve())
+            elif root.is_dir():
+                yield from self._below(root.resolve())
+            else:
                 raise RunDirectoryError(f"{root} is not a directory; name one that holds runs, for example results")
-            yield from self._below(root.resolve())
 
     def _below(self, root: Path) -> Iterator[Path]:
         for name, folders, files in os.walk(root):
@@ -138,15 +189,13 @@ class _Found:
                         yield from self._inside(path / file)
 
     def _inside(self, archive: Path) -> Iterator[Path]:
-        folder = TemporaryDirectory(prefix="tidemark-")
-        self.unpacked.append(folder)
-        place = Path(folder.name).resolve() / archive.stem
+        about = archive.stat()
         try:
-            with ZipFile(archive) as file:
-                file.extractall(place)
-        except BadZipFile as error:
-            self._say(archive, f"not an archive ({error})")
-        yield from self._below(place)
+            folder = _unpacked(archive, about.st_mtime_ns, about.st_size)
+        except _DAMAGED_ARCHIVE as error:
+            self._say(archive, f"no archive that can be unpacked ({_first_line(error)})")
+            return
+        yield from self._below(Path(folder.name).resolve())
 
     def sweep_of(self, path: Path) -> str:
         """The nearest directory above a run that has a manifest; empty if there is none."""
@@ -167,7 +216,7 @@ class _Found:
             for cell in content["cells"]:
                 if cell["state"] == "done" and not (path / cell["directory"]).is_dir():
                     self._say(path / cell["directory"], f"the manifest says that cell {cell['id']} is done; it is gone")
-        except (RunDirectoryError, KeyError, TypeError) as error:
+        except (*_DAMAGE, KeyError, TypeError) as error:
             self._say(path, f"manifest.json: {error}")
             return
         self.manifests[path] = content
@@ -176,7 +225,7 @@ class _Found:
         try:
             rows = _json(path / "log_latency.json")
             self.log_latency += [{"directory": str(path), **_latency_row(row)} for row in rows]
-        except (RunDirectoryError, KeyError, TypeError, ValueError) as error:
+        except (*_DAMAGE, KeyError, TypeError) as error:
             self._say(path, f"log_latency.json: {error}")
 
     def _say(self, path: Path, reason: str) -> None:
@@ -199,6 +248,7 @@ def _load_one(path: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any
             "commit": environment.get("commit"),
             "code": environment.get("code", environment.get("commit")),
             "input_hash": environment.get("input_hash"),
+            "fault": _fault(str(run["failure"]), config),
         }
         row["flush_interval_ms"] = float(config["flush_interval_ms"])
         row["snapshot_interval_ms"] = config.get("protocol.snapshot_interval_ms", math.nan)
@@ -206,6 +256,13 @@ def _load_one(path: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any
     except (KeyError, TypeError, AttributeError) as error:
         raise RunDirectoryError(f"{path}/run.json lacks or garbles a field ({error!r}); run it again") from error
     return row, config, environment, histogram.assign(directory=str(path))[list(_HISTOGRAM)]
+
+
+def _fault(failure: str, config: Mapping[str, Any]) -> str:
+    """What was asked to go wrong: equal for repetitions, different for another time, place or kind."""
+    settings = {name: value for name, value in config.items() if not name.startswith(("failure._", *REPETITION_KEYS))}
+    asked = sorted(name for name in settings if name.startswith("failure."))
+    return ", ".join([failure, *(f"{name.removeprefix('failure.')}={settings[name]}" for name in asked)])
 
 
 def _check_files(path: Path) -> None:

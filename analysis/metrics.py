@@ -225,26 +225,30 @@ def recovery_split(runs: pd.DataFrame) -> dict[str, Estimate]:
 def revisions_apart(runs: pd.DataFrame) -> pd.DataFrame:
     """Comparisons whose protocols emitted different numbers of revisions per event, by more than 20% of the fewest.
 
-    One row per series, rate and failure: what each protocol emitted (medians), and whether that is flagged.
+    One row per series, rate, failure and commit interval: what each protocol emitted (medians), and whether that is
+    flagged. Protocols without commits belong to every interval.
     """
     rows = []
-    for key, group in runs.groupby(["series", "rate_offered", "failure"]):
-        medians = group.groupby("protocol")["revisions_per_event"].median().dropna().astype(float)
-        if len(medians) < 2:
-            continue
-        apart = float(medians.max() / medians.min() - 1) if medians.min() > 0 else math.inf
-        rows.append((*key, apart, apart > MAX_REVISIONS_APART, medians.to_dict()))
-    return pd.DataFrame(rows, columns=["series", "rate_offered", "failure", "apart", "flagged", "revisions_per_event"])
+    keys = ["series", "rate_offered", "failure"]
+    for key, group in runs.groupby(keys):
+        for interval in sorted(group["commit_interval_ms"].dropna().unique()) or [math.nan]:
+            part = group[group["commit_interval_ms"].isna() | (group["commit_interval_ms"] == interval)]
+            medians = part.groupby("protocol")["revisions_per_event"].median().dropna().astype(float)
+            if len(medians) < 2:
+                continue
+            apart = float(medians.max() / medians.min() - 1) if medians.min() > 0 else math.inf
+            rows.append((*key, interval, apart, apart > MAX_REVISIONS_APART, medians.to_dict()))
+    return pd.DataFrame(rows, columns=[*keys, "commit_interval_ms", "apart", "flagged", "revisions_per_event"])
 
 
 def sustained_rates(runs: pd.DataFrame) -> pd.DataFrame:
     """For each series, protocol and repetition the highest offered rate that was sustained by a valid run.
 
-    A repetition of another sweep is another one. 0 if none was. `censored` says that it was also the highest rate
-    tried: the true one may be higher.
+    A repetition of another sweep is another one, and one that is not finished is none: a rate is missing. 0 if none
+    was sustained. `censored` says that it was also the highest rate tried: the true one may be higher.
     """
     rows = []
-    quiet = runs[runs["fault_count"] == 0]
+    quiet = runs[(runs["fault_count"] == 0) & ~runs["unfinished"]]
     for (series, protocol, _, repetition), group in quiet.groupby(["series", "protocol", "sweep", "repetition"]):
         kept = group[group["valid"].astype(bool) & group["sustainable"].astype(bool)]["rate_offered"]
         rate = float(kept.max()) if len(kept) else 0.0

@@ -1,6 +1,6 @@
 """What the Impeller paper (EuroSys '25) published, from 13 machines (c5d.2xlarge) and a log with three replicas.
 
-Shapes and ratios can be compared with ours, times cannot.
+Shapes and ratios can be compared with ours, times cannot. What it says of recovery (Table 4) is with the claims.
 """
 
 # Table 2: (p50, p99) in µs from append to read in another place, 16 KiB, by appends/s.
@@ -38,12 +38,3 @@ COMMIT_INTERVAL_MS: dict[int, dict[str, Pair]] = {
 # Figure 9, Q5, flushes and commits every 100 ms: progress marking as a multiple of unsafe, least and most.
 COST_FLUSH_INTERVAL_MS = 100
 COST_OF_UNSAFE: dict[int, tuple[float, float]] = {50: (1.2, 2.0), 99: (1.0, 1.8)}
-
-# Table 4, Q8: recovery in seconds by events/s, without and with snapshots; and how many times fewer entries.
-RECOVERY_S: dict[int, tuple[float, float]] = {
-    80_000: (3.858, 0.273),
-    96_000: (3.920, 0.270),
-    112_000: (4.758, 0.297),
-}
-RECOVERY_FEWER_ENTRIES = (27, 30)
-RECOVERY_FASTER = (14, 16)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis import published
 from analysis.load import Results
 from analysis.metrics import (
     WRITTEN_KINDS,
@@ -173,7 +174,7 @@ def recovery_rows(results: Results) -> list[Row]:
     Medians over valid runs, or over all where none is valid. The load is a fraction of the rate that the protocol
     sustained without a fault, at most that where it sustained every rate that was tried.
     """
-    header = ("query", "events/s", "load", "protocol", "snapshots", "detect ms", "restart ms", "restore ms",
+    header = ("query", "events/s", "load", "fault", "protocol", "snapshots", "detect ms", "restart ms", "restore ms",
               "catch-up ms", "total ms", "entries read", "n")  # fmt: skip
     rows: list[Row] = [header]
     runs = results.frame
@@ -181,18 +182,42 @@ def recovery_rows(results: Results) -> list[Row]:
         return rows
     faulty = runs[runs["fault_count"] > 0]
     sustained = _sustained(runs)
-    names = ["series", "rate_offered", "protocol", "snapshot_interval_ms"]
+    names = ["series", "rate_offered", "fault", "protocol", "snapshot_interval_ms", "cell"]
     for key, group in faulty.groupby(names, dropna=False):
         good = group[group["valid"].astype(bool)]
         used = good if len(good) else group
         split = recovery_split(used)
         entries = median_of(used["recovery_entries_read"].tolist())
-        series, rate, protocol, snapshots = key
+        series, rate, _, protocol, snapshots, _ = key
         note = "" if len(good) else " (invalid)"
         load = _load(float(str(rate)), sustained.get((str(series), str(protocol))))
-        named = (str(series), f"{rate:,}", load, str(protocol), _snapshots(float(str(snapshots))))
+        named = (str(series), f"{rate:,}", load, _struck(group), str(protocol), _snapshots(float(str(snapshots))))
         rows.append((*named, *(split[part].bare for part in split), entries.bare, f"{len(used)}{note}"))
     return rows
+
+
+def published_rows(results: Results) -> list[Row]:
+    """What the paper measured for these queries, p50 / p99 in ms."""
+    protocols = ("progress_marking", "transactions", "aligned_checkpoint")
+    rows: list[Row] = [("figure", "query", "events/s", "commit ms", *protocols)]
+    queries = set(results.frame["query"]) if len(results.frame) else set()
+    measured = [("7", query, rate, 100, found) for query, rates in published.LATENCY_MS.items()
+                for rate, found in rates.items()]  # fmt: skip
+    measured += [("8", "q4", 3_000, interval, found) for interval, found in published.COMMIT_INTERVAL_MS.items()]
+    for figure, query, rate, interval, found in measured:
+        if query in queries:
+            pairs = [" / ".join(map(str, found[name])) if name in found else "–" for name in protocols]
+            rows.append((figure, query, f"{rate:,}", str(interval), *pairs))
+    return rows
+
+
+def _struck(runs: pd.DataFrame) -> str:
+    """The kind of fault, where and when; where they were many, how many there were."""
+    first = runs.iloc[0]
+    if first["fault_count"] > 1:
+        return f"{first['failure']}, {first['fault_count']} times"
+    when = "" if math.isnan(first["fault_s"]) else f" at {first['fault_s']:.0f} s"
+    return f"{first['failure']} of {first['fault_role']}{when}"
 
 
 def _sustained(runs: pd.DataFrame) -> dict[tuple[str, str], tuple[float, bool]]:

@@ -30,13 +30,18 @@ def percentile_by_second(latency: pd.DataFrame, metric: str, percent: float) -> 
 
 
 def recovery_timelines(results: Results) -> dict[str, Any]:
-    """A figure for each series and rate at which faults were injected."""
+    """A figure for each series, rate and fault that was injected."""
     runs = results.frame
     if runs.empty:
         return {}
     faulty = runs[runs["fault_count"] > 0]
-    groups = list(faulty.groupby(["series", "rate_offered"]))
-    return {f"recovery_{_plain(str(series))}_{rate}": timeline(group) for (series, rate), group in groups}
+    drawn: dict[str, Any] = {}
+    for (series, rate), group in faulty.groupby(["series", "rate_offered"]):
+        parts = [part for _, part in group.groupby("fault")]
+        for number, part in enumerate(parts, start=1):
+            name = f"recovery_{_plain(str(series))}_{rate}" + (f"_{number}" if len(parts) > 1 else "")
+            drawn[name] = timeline(part)
+    return drawn
 
 
 def _plain(name: str) -> str:
@@ -77,11 +82,12 @@ def timeline(runs: pd.DataFrame, *, percent: float = 99) -> Any:
 
 
 def _struck(shown: pd.DataFrame) -> str:
-    """Where the faults were, if that fits into a title."""
+    """What the faults were and where, if that fits into a title."""
+    kinds = ", ".join(sorted(set(shown["failure"])))
     places = sorted({place for places in shown["fault_role"] for place in str(places).split(", ") if place})
     if len(places) > NAMED_PLACES:
-        return f", faults in {len(places)} places"
-    return f", fault in {', '.join(places)}" if places else ""
+        return f", {kinds} in {len(places)} places"
+    return f", {kinds} of {', '.join(places)}" if places else ""
 
 
 def _note(shown: pd.DataFrame, left_out: int) -> str:

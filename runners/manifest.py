@@ -51,14 +51,14 @@ class Manifest:
     def plan(self, cells: Sequence[Cell], keys: Mapping[tuple[str, ...], str], *, force: bool) -> list[Entry]:
         """Take up the cells of this start, and return them.
 
-        What is done already under the same key stays done unless forced; everything else begins anew. Cells of earlier
-        starts that this one does not have are kept at the end, as they are.
+        What is done already under the same key, and still there, stays done unless forced; everything else begins anew.
+        Cells of earlier starts that this one does not have are kept at the end, as they are.
         """
         before = {entry.id: entry for entry in self.cells}
         mine = []
         for cell in cells:
             old, key = before.pop(cell.id, None), keys[cell.overrides]
-            if old is not None and old.state == DONE and old.key == key and not force:
+            if old is not None and not force and old.state == DONE and old.key == key and self._holds(old):
                 mine.append(old)
             else:
                 mine.append(
@@ -67,6 +67,9 @@ class Manifest:
                 )  # fmt: skip
         self.cells = [*mine, *before.values()]
         return mine
+
+    def _holds(self, entry: Entry) -> bool:
+        return (self.directory / entry.directory).is_dir()
 
     def write(self) -> None:
         content = {name: getattr(self, name) for name in ("experiment", "scale", "command", "seed")}

@@ -133,7 +133,7 @@ class Sweep:
             progress.say(f"  {len(done)} are finished already and skipped; force=true repeats them")
         again = sum(entry.id in known for entry in self.entries if entry.state != DONE)
         if again and not self.force:
-            progress.say(f"  {again} were finished under another configuration or version of the code; they run again")
+            progress.say(f"  {again} were finished under another configuration or code, or are gone; they run again")
         if others := len(manifest.cells) - len(self.entries):
             progress.say(f"  {others} cells of earlier starts are not part of this one and stay as they are")
         return progress

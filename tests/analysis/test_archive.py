@@ -97,12 +97,24 @@ def test_equal_sweeps_make_equal_bytes(sweep: Path, tmp_path: Path) -> None:
     assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "other.zip").read_bytes()
 
 
-def test_a_damaged_archive_is_named_and_the_rest_is_read(tmp_path: Path) -> None:
-    write_run(tmp_path / "mine")
-    (tmp_path / "theirs.zip").write_bytes(b"PK cut off")
-    results = load(tmp_path)
+def test_an_archive_beside_its_sweep_counts_once_and_can_be_loaded_alone(sweep: Path, tmp_path: Path) -> None:
+    runs = archive(sweep, tmp_path / "kept.zip")
+    assert len(load(tmp_path).frame) == runs
+    frame = load(tmp_path / "kept.zip").frame  # the directories outlast what `load` returned
+    assert len(frame) == runs
+    assert RunDirectory(Path(frame["directory"].iloc[0])).run()["valid"]
+
+
+def test_a_damaged_archive_is_named_and_the_rest_is_read(sweep: Path, tmp_path: Path) -> None:
+    write_run(tmp_path / "only" / "mine")
+    (tmp_path / "only" / "cut.zip").write_bytes(b"PK cut off")
+    archive(sweep, tmp_path / "only" / "rubbish.zip")
+    content = bytearray((tmp_path / "only" / "rubbish.zip").read_bytes())
+    content[2_000:2_040] = b"\xff\x00" * 20
+    (tmp_path / "only" / "rubbish.zip").write_bytes(content)
+    results = load(tmp_path / "only")
     assert len(results.frame) == 1
-    assert [one.path.name for one in results.unreadable] == ["theirs.zip"]
+    assert [one.path.name for one in results.unreadable] == ["cut.zip", "rubbish.zip"]
 
 
 def test_no_sweep_no_zip_and_a_place_that_is_taken_are_refused(sweep: Path, tmp_path: Path,

@@ -1,5 +1,6 @@
 """Each claim is shown results in which it holds, in which it does not, and too few of them."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 from analysis.claims import CLAIMS, Finding, Judged, Verdict, above, evaluate, within
 from analysis.load import load
 from analysis.metrics import Estimate
-from tests.analysis.synthetic import write_run
+from tests.analysis.synthetic import write_manifest, write_run
 
 Writer = Callable[[Path, bool, int], None]
 PM, TX, AL = "progress_marking", "transactions", "aligned_checkpoint"
@@ -135,6 +136,42 @@ def test_invalid_runs_decide_nothing(tmp_path: Path) -> None:
 def test_runs_with_faults_say_nothing_of_latency(tmp_path: Path) -> None:
     pair(tmp_path, 3, TX, 50, PM, 30, query="q4", commit_interval_ms=10, fault_at_s=5.0)
     assert not judged(tmp_path, "transactions_at_10_ms").findings
+
+
+def test_answers_that_were_wrong_or_not_checked_say_nothing_of_latency(tmp_path: Path) -> None:
+    pair(tmp_path / "wrong", 3, TX, 50, PM, 30, query="q4", commit_interval_ms=10, verification={"wrong": 1})
+    pair(tmp_path / "unknown", 3, TX, 50, PM, 30, query="q6", commit_interval_ms=10)
+    for path in (tmp_path / "unknown").glob("*/run.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"verification": None}))
+    assert not judged(tmp_path, "transactions_at_10_ms").findings
+
+
+def test_only_equal_parallelism_is_compared(tmp_path: Path) -> None:
+    """With one task the claim holds by far, with two it does not; across both it would look as if it did."""
+    for parallelism, theirs in ((1, 200), (2, 20)):
+        pair(tmp_path / f"{parallelism}", 3, TX, theirs, PM, 30, query="q4", commit_interval_ms=10,
+             parallelism=parallelism)  # fmt: skip
+    cells = [{"id": str(n), "overrides": [f"parallelism={n}"], "repetition": 0, "state": "done", "directory": f"{n}"}
+             for n in (1, 2)]  # fmt: skip
+    write_manifest(tmp_path, cells)
+    found = {finding.where: finding.verdict for finding in judged(tmp_path, "transactions_at_10_ms").findings}
+    assert found == {
+        "q4, parallelism=1 at 10,000/s, 10 ms": Verdict.HOLDS, "q4, parallelism=2 at 10,000/s, 10 ms": Verdict.FAILS
+    }  # fmt: skip
+
+
+def test_the_highest_rate_with_valid_runs_decides(tmp_path: Path) -> None:
+    pair(tmp_path / "a", 3, TX, 50, PM, 30, query="q4", commit_interval_ms=10, rate=1000)
+    pair(tmp_path / "b", 3, TX, 50, PM, 30, query="q4", commit_interval_ms=10, rate=2000, valid=False,
+         invalid_reasons=["slow sink"])  # fmt: skip
+    (finding,) = judged(tmp_path, "transactions_at_10_ms").findings
+    assert (finding.where, finding.verdict) == ("q4 at 1,000/s, 10 ms", Verdict.HOLDS)
+
+
+def test_a_fault_that_nobody_dies_of_says_nothing_of_unsafe(tmp_path: Path) -> None:
+    unsafe(tmp_path, True, 3)
+    write_run(tmp_path / "slow", protocol="unsafe", repetition=3, fault_at_s=5.0, failure="slow_log", restarts=0)
+    assert judged(tmp_path, "unsafe_breaks").verdict is Verdict.HOLDS
 
 
 def test_the_cost_is_that_of_the_papers_flushes(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_a_soak_with_faults_everywhere_has_a_title_that_fits(tmp_path: Path) -> 
     assert "the log" in results.frame["fault_role"][0].split(", ")
     (figure,) = recovery_timelines(results).values()
     assert overlaps(figure) == []
-    assert figure._suptitle.get_text().endswith("faults in 13 places")
+    assert figure._suptitle.get_text().endswith(", kill in 13 places")
     plt.close(figure)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from analysis.load import FILES, load, merged, merged_by_spark
 from runners.rundir import RunDirectoryError
-from tests.analysis.synthetic import write_manifest, write_run
+from tests.analysis.synthetic import START_US, write_manifest, write_run
 
 
 def test_a_row_for_each_run_at_any_depth_with_flat_names(tmp_path: Path) -> None:
@@ -111,17 +112,60 @@ def test_a_query_with_several_flush_intervals_is_several_series(tmp_path: Path) 
 
 
 def test_sweeps_that_share_a_cell_add_to_its_repetitions_and_are_told_apart(tmp_path: Path) -> None:
-    for name in ("one", "two"):
+    for number, name in enumerate(("one", "two")):
         config = {"experiment": {"name": name}, "log": {"path": f"/{name}"}, "scale": name, "force": name == "two"}
-        write_run(tmp_path / name / "cells" / "a", config=config)
+        write_run(tmp_path / name / "cells" / "a", config=config, start_us=START_US + number)
         write_manifest(tmp_path / name, [])
-    write_run(tmp_path / "alone")
+    write_run(tmp_path / "alone", start_us=START_US + 2)
     frame = load(tmp_path).frame.set_index("directory")
     assert frame["cell"].nunique() == 1
     assert frame["sweep"].to_dict() == {
         str(tmp_path / "alone"): "",
         **{str(tmp_path / name / "cells" / "a"): str(tmp_path / name) for name in ("one", "two")},
     }
+
+
+def test_what_a_sweep_sweeps_is_not_compared_across(tmp_path: Path) -> None:
+    cells = []
+    for query, parallelism in (("q5", 1), ("q5", 2), ("q8", 2)):
+        name = f"{query}-{parallelism}"
+        write_run(tmp_path / name, query=query, parallelism=parallelism)
+        overrides = [f"query={query}", f"parallelism={parallelism}"]
+        cells.append({"id": name, "overrides": overrides, "repetition": 0, "state": "done", "directory": name})
+    write_manifest(tmp_path, cells)
+    frame = load(tmp_path).frame.set_index("directory")
+    assert {Path(str(path)).name: series for path, series in frame["series"].items()} == {
+        "q5-1": "q5, parallelism=1", "q5-2": "q5, parallelism=2", "q8-2": "q8"}  # fmt: skip
+
+
+def test_a_copy_of_a_run_is_no_repetition(tmp_path: Path) -> None:
+    write_run(tmp_path / "mine")
+    shutil.copytree(tmp_path / "mine", tmp_path / "saved")
+    results = load(tmp_path)
+    assert [Path(path).name for path in results.frame["directory"]] == ["mine"]
+    assert [(one.path.name, one.reason) for one in results.unreadable] == [
+        ("saved", f"a copy of {tmp_path / 'mine'}, which counts once")
+    ]
+
+
+def test_faults_that_were_asked_for_differently_are_told_apart(tmp_path: Path) -> None:
+    for name, at_s, seed in (("a", 5, 7), ("b", 5, 8), ("c", 6, 7)):
+        write_run(tmp_path / name, fault_at_s=5.0, start_us=START_US + seed,
+                  config={"failure": {"at_s": at_s, "seed": seed}})  # fmt: skip
+    faults = load(tmp_path).frame["fault"].tolist()
+    assert faults == ["kill, at_s=5", "kill, at_s=5", "kill, at_s=6"]
+
+
+@pytest.mark.parametrize("name", ["run.json", "config.yaml", "latency.parquet", "environment.json"])
+def test_a_file_with_rubbish_inside_is_named(tmp_path: Path, name: str) -> None:
+    write_run(tmp_path / "good", repetition=1)
+    damaged = write_run(tmp_path / "bad") / name
+    content = damaged.read_bytes()
+    middle = len(content) // 4
+    damaged.write_bytes(content[:middle] + b"\xff\x00" * 20 + content[middle + 40 :])
+    results = load(tmp_path)
+    assert [Path(path).name for path in results.frame["directory"]] == ["good"]
+    assert [one.path.name for one in results.unreadable] == ["bad"]
 
 
 def test_the_measured_part_leaves_out_the_warm_up(tmp_path: Path) -> None:

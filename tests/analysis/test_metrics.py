@@ -26,7 +26,7 @@ from analysis.metrics import (
     write_amplification,
 )
 from runners.histogram import bucket
-from tests.analysis.synthetic import write_manifest, write_run
+from tests.analysis.synthetic import START_US, write_manifest, write_run
 
 
 def histogram(counts: dict[int, int]) -> pd.DataFrame:
@@ -153,9 +153,29 @@ def test_the_highest_rate_sustained(tmp_path: Path) -> None:
 def test_a_repetition_of_another_sweep_is_another_repetition(tmp_path: Path) -> None:
     for sweep, best in (("one", 1000), ("two", 2000)):
         for rate in (1000, 2000, 4000):
-            write_run(tmp_path / sweep / str(rate), rate=rate, sustainable=rate <= best)
+            write_run(tmp_path / sweep / str(rate), rate=rate, sustainable=rate <= best, start_us=START_US + best)
         write_manifest(tmp_path / sweep, [])
     assert sorted(sustained_rates(load(tmp_path).frame)["rate"]) == [1000, 2000]
+
+
+def test_a_repetition_with_rates_to_come_has_sustained_nothing_yet(tmp_path: Path) -> None:
+    for repetition in (0, 1):
+        for rate in (1000, 2000):
+            write_run(tmp_path / f"{rate}-{repetition}", rate=rate, repetition=repetition)
+    write_manifest(tmp_path, [{"id": "x", "overrides": [], "repetition": 1, "state": "pending", "directory": "x"}])
+    assert sustained_rates(load(tmp_path).frame)["repetition"].tolist() == [0]
+
+
+def test_revisions_are_compared_at_one_commit_interval(tmp_path: Path) -> None:
+    for interval, mine, theirs in ((10, 0.1, 0.3), (100, 0.05, 0.05)):
+        write_run(tmp_path / f"a{interval}", protocol="transactions", commit_interval_ms=interval,
+                  revisions_per_event=mine)  # fmt: skip
+        write_run(tmp_path / f"b{interval}", protocol="progress_marking", commit_interval_ms=interval,
+                  revisions_per_event=theirs)  # fmt: skip
+    write_run(tmp_path / "c", protocol="unsafe", commit_interval_ms=None, revisions_per_event=0.05)
+    found = revisions_apart(load(tmp_path).frame).set_index("commit_interval_ms")
+    assert found["apart"].round(2).to_dict() == {10: 5.0, 100: 0.0}
+    assert found["flagged"].to_dict() == {10: True, 100: False}
 
 
 def test_usual_runs_have_no_fault_and_one_commit_interval(tmp_path: Path) -> None:

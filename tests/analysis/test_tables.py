@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from analysis.load import load
-from analysis.tables import cell_rows, comparison, recovery_rows
+from analysis.tables import cell_rows, comparison, published_rows, recovery_rows
 from tests.analysis.synthetic import write_run
 
 SPLIT = {"detect": 12.0, "restart": 1368.0, "restore": 40.0, "catch_up": 12345.0, "total": 13765.0}
@@ -76,6 +76,22 @@ def test_recovery_has_the_shape_of_table_4(tmp_path: Path) -> None:
     assert found["every 10 s"]["total ms"].startswith("13,765 ")
     assert found["off"]["n"] == "3"
     assert found["off"]["load"] == "–"
+
+
+def test_recoveries_from_different_faults_are_different_rows(tmp_path: Path) -> None:
+    for kind, at_s in (("kill", 5.0), ("kill", 6.0), ("pause", 5.0)):
+        write_run(tmp_path / f"{kind}-{at_s}", protocol="progress_marking", fault_at_s=at_s, failure=kind,
+                  recovery_ms=SPLIT)  # fmt: skip
+    header, *rows = recovery_rows(load(tmp_path))
+    assert sorted(row[header.index("fault")] for row in rows) == [
+        "kill of count/0 at 5 s", "kill of count/0 at 6 s", "pause of count/0 at 5 s"]  # fmt: skip
+    assert {row[header.index("n")] for row in rows} == {"1"}
+
+
+def test_the_papers_figures_for_what_was_run(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", query="q8")
+    _, *rows = published_rows(load(tmp_path))
+    assert rows == [("7", "q8", "80,000", "100", "105 / 170", "109 / 229", "118 / 1217")]
 
 
 def test_the_load_during_recovery_is_a_fraction_of_what_was_sustained(tmp_path: Path) -> None:

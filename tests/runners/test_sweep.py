@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -233,6 +234,13 @@ def test_another_configuration_or_code_runs_again(lab: Lab) -> None:
     assert "1 were finished under another configuration" in lab.said
 
 
+def test_a_finished_cell_whose_directory_was_removed_runs_again(lab: Lab) -> None:
+    lab.start(["x", "y"])
+    shutil.rmtree(lab.directory / "cells" / "a=y,r0")
+    lab.start(["x", "y"])
+    assert lab.ran == ["a=y,r0"]
+
+
 def test_cells_that_are_not_part_of_this_start_are_kept(lab: Lab) -> None:
     lab.start(["x", "y"])
     lab.start(["z"])
@@ -384,8 +392,11 @@ def start(directory: Path, *arguments: str) -> "subprocess.Popen[str]":
     )  # fmt: skip
 
 
-def strike(directory: Path, number: signal.Signals) -> tuple[int, dict[str, int]]:
-    """Start, let one cell finish, send the signal while the next one runs; exit code, and what is done (and when)."""
+def strike(directory: Path, number: signal.Signals) -> tuple[int, dict[str, int], str]:
+    """Start, let one cell finish, send the signal while the next one runs.
+
+    Returns the exit code, what is done (and when), and what was said.
+    """
     before = set(done_cells(directory))
     running = start(directory, *TINY)
     try:
@@ -395,10 +406,10 @@ def strike(directory: Path, number: signal.Signals) -> tuple[int, dict[str, int]
             assert time.monotonic() < deadline, "no cell came to its end"
             time.sleep(0.05)
         running.send_signal(number)
-        running.communicate(timeout=90)
+        said, _ = running.communicate(timeout=90)
     finally:
         running.kill()
-    return running.returncode, done_cells(directory)
+    return running.returncode, done_cells(directory), said
 
 
 def done_cells(directory: Path) -> dict[str, int]:
@@ -435,11 +446,13 @@ def survivor(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.mark.timeout(PATIENCE_S)
 def test_a_sweep_survives_sigkill_and_ctrl_c(survivor: dict[str, Any]) -> None:
-    code, after_kill = survivor["killed"]
+    code, after_kill, _ = survivor["killed"]
     assert code == -signal.SIGKILL
     assert len(survivor["left"]) == 1, "what was running is known"
-    code, after_interrupt = survivor["interrupted"]
+    code, after_interrupt, said = survivor["interrupted"]
     assert code == 130
+    assert "it goes on with\n  python run.py experiment=smoke" in said
+    assert f"hydra.run.dir={os.path.relpath(survivor['directory'], ROOT)}" in said
     assert set(after_kill) < set(after_interrupt) < set(survivor["end"]), "each start finished something"
     assert len(survivor["end"]) == 4, survivor["output"]
     for earlier in (after_kill, after_interrupt):
