@@ -26,7 +26,7 @@ CAPTIONS = {
 SHOWN_COMMANDS = 12
 STYLE = """
 :root { color-scheme: light; }
-body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; margin: 0 auto; max-width: 1200px;
+body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; margin: 0 auto; max-width: 1400px;
   padding: 1rem 1.2rem 4rem; }
 h1 { font-size: 1.6rem; margin-bottom: .2rem; }
 h2 { font-size: 1.2rem; margin-top: 2.2rem; border-bottom: 1px solid #ddd; }
@@ -127,16 +127,23 @@ def _flags(results: Results) -> Iterable[str]:
     if results.frame.empty:
         return
     apart = revisions_apart(results.frame)
-    for row in apart[apart["flagged"].astype(bool)].to_dict("records"):
-        interval = float(row["commit_interval_ms"])
-        commits = "" if math.isnan(interval) else f"commits every {interval:g} ms, "
+    where = [_apart(row) for row in apart[apart["flagged"].astype(bool)].to_dict("records")]
+    if where:
         yield (
-            f"Revisions per event differ by {row['apart']:.0%} at {row['series']}, {row['rate_offered']:,}/s, {commits}"
-            f"failure {row['failure']}: the protocols did not emit the same amount of results."
+            "The protocols did not emit the same amount of results. Revisions per event, most against fewest, differ "
+            f"by {'; '.join(where)}"
+            ". Latency counts from the oldest event that a result reflects, so merged revisions do not look faster."
         )
     unfair = differences.unexpected(results)
     if unfair:
         yield f"{len(unfair)} settings other than the protocol differ inside a comparison; see Configuration."
+
+
+def _apart(row: dict[Any, Any]) -> str:
+    interval = float(row["commit_interval_ms"])
+    commits = "" if math.isnan(interval) else f", {interval:g} ms commits"
+    fault = "" if row["failure"] == "none" else f", {row['failure']}"
+    return f"{row['apart']:.0%} at {row['series']}, {row['rate_offered']:,}/s{commits}{fault}"
 
 
 def _claims(judged: Sequence[claims.Judged]) -> str:

@@ -130,8 +130,8 @@ def _amplification(run: Run) -> str:
 
 def cell_rows(results: Results) -> list[Row]:
     """The report's comparison: a row for each cell with percentiles of merged repetitions and their intervals."""
-    header = ("query", "events/s", "fault", "protocol", "commit ms", "emit p50", "emit p99", "visible p50",
-              "visible p99", "written/input", "verified", "n")  # fmt: skip
+    header = ("query", "events/s", "fault", "protocol", "commit ms", "snapshots", "emit p50", "emit p99", "visible p50",
+              "visible p99", "written/input", "n", "verified")  # fmt: skip
     runs = results.frame
     if runs.empty:
         return [header]
@@ -148,8 +148,8 @@ def cell_rows(results: Results) -> list[Row]:
         left_out = f" (+{cell['left_out']} invalid)" if cell["left_out"] else ""
         rows.append((
             str(cell["series"]), f"{cell['rate_offered']:,}", str(mine["failure"].iloc[0]), str(cell["protocol"]),
-            _interval_ms(cell["commit_interval_ms"]), *figures, f"{amplification:.2f}", _found(everyone),
-            f"{cell['n']}{note}{left_out}",
+            _interval_ms(cell["commit_interval_ms"]), _snapshots(cell["snapshot_interval_ms"]), *figures,
+            f"{amplification:.2f}", f"{cell['n']}{note}{left_out}", _found(everyone),
         ))  # fmt: skip
     return rows
 
@@ -238,7 +238,9 @@ def _load(rate: float, sustained: tuple[float, bool] | None) -> str:
 def _in_order(found: pd.DataFrame) -> pd.DataFrame:
     places = {look.name: look.place for look in looks(found["protocol"])}
     order = found.assign(place=found["protocol"].map(places))
-    return order.sort_values(["series", "rate_offered", "failure", "place", "commit_interval_ms"])
+    return order.sort_values(
+        ["series", "rate_offered", "failure", "place", "commit_interval_ms", "snapshot_interval_ms"]
+    )
 
 
 def _snapshots(interval_ms: float) -> str:

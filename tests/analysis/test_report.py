@@ -96,4 +96,4 @@ def test_protocols_settings_are_listed(tmp_path: Path) -> None:
 def test_unequal_amounts_of_results_are_flagged(tmp_path: Path) -> None:
     write_run(tmp_path / "a", protocol="unsafe")
     write_run(tmp_path / "b", protocol="transactions", revisions_per_event=5.0)
-    assert "Revisions per event differ by 900%" in write(tmp_path).read_text()
+    assert "most against fewest, differ by 900% at q5" in write(tmp_path).read_text()
