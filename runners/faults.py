@@ -99,6 +99,8 @@ class Failure:
 
     def __post_init__(self) -> None:
         _number("every_s", self.every_s, 1e6)
+        if not isinstance(self.faults, list | tuple) or not all(isinstance(fault, Fault) for fault in self.faults):
+            raise FaultError(f"faults must be a list of faults, got {str(self.faults)[:60]}; failure=kill makes one")
         if 0 < self.every_s < 0.1:
             raise FaultError(f"every_s={self.every_s} leaves no time to recover; use 0.1 or more, or 0 for once")
 

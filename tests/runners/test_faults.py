@@ -58,6 +58,13 @@ def test_faults_that_make_no_sense_are_refused(settings: dict[str, object], said
         one(**settings)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("faults", [None, "kill", [1], {"kind": "kill"}])
+def test_only_a_list_of_faults_can_be_injected(faults: object) -> None:
+    """`failure=none failure.faults=null` went through, and ended in a traceback."""
+    with pytest.raises(FaultError, match="must be a list of faults"):
+        Failure(faults=faults)  # type: ignore[arg-type]
+
+
 def test_targets_are_found_by_name_pattern_and_group() -> None:
     def found(role: str) -> list[str]:
         return Fault(kind="kill", at_s=1, role=role).candidates(JOB, ("coordinator/0",))
