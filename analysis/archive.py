@@ -23,7 +23,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from analysis.load import ARCHIVE, measured
+from analysis.finding import ARCHIVE
+from analysis.load import measured
 from runners.rundir import RunDirectory, RunDirectoryError
 
 CONFIG = "config.yaml"

@@ -6,26 +6,22 @@ A directory that cannot be read is listed with its reason and left out; it never
 import hashlib
 import json
 import math
-import os
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import unquote
-from zipfile import BadZipFile, ZipFile
 
 import pandas as pd
 import yaml
 from pyarrow import ArrowException
 from pyarrow.parquet import read_schema
 
+from analysis.finding import DAMAGE, FILES, Found, Unreadable, first_line
+from runners.manifest import PENDING, RUNNING
 from runners.rundir import RunDirectory, RunDirectoryError
 
-FILES = ("run.json", "config.yaml", "latency.parquet", "tasks.parquet", "events.jsonl", "environment.json")
-ARCHIVE = ".zip"  # a sweep kept by analysis.archive; read like the directory it was
 METRICS = ("emit", "visible", "paper")
 # What may differ between two repetitions of one cell.
 REPETITION_KEYS = ("seed", "source.seed", "failure.seed", "repetition", "quiet", "keep_log", "keep_samples")
@@ -33,22 +29,8 @@ REPETITION_KEYS = ("seed", "source.seed", "failure.seed", "repetition", "quiet",
 ASIDE = ("experiment.", "log.path", "force", "scale")
 _HISTOGRAM = ("directory", "metric", "value_us", "count")
 _UNIT = "_ms"
-# Not part of what lies around them: logs, pictures, and the results that come with the repository.
-_APART = ("log", "figures", "reference")
 # Swept settings that have a column of their own, or are part of `fault`.
 _NAMED = ("query", "protocol", "rate", "failure", "flush", "flush_interval_ms", *REPETITION_KEYS)
-_ONGOING = ("pending", "running")
-# What reading a file that is damaged, or not ours, can raise.
-_DAMAGE = (RunDirectoryError, ArrowException, OSError, ValueError)
-_DAMAGED_ARCHIVE = (BadZipFile, zlib.error, EOFError, OSError, RuntimeError)  # the last: encrypted, or a method unknown
-
-
-@dataclass(frozen=True, kw_only=True)
-class Unreadable:
-    """A directory that looks like a run's and does not count as one, and why."""
-
-    path: Path
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,14 +69,14 @@ def load(*roots: Path) -> Results:
     """All runs below the given directories, at any depth. Raises `RunDirectoryError` if a root does not exist."""
     rows, configs, environments, histograms = [], {}, {}, []
     unreadable: list[Unreadable] = []
-    found = _Found(unreadable)
+    found = Found(unreadable)
     known: dict[tuple[str, bytes], Path] = {}
     for path in found.walk(roots):
         try:
             row, config, environment, histogram = _load_one(path)
             original = known.setdefault((row["cell"], (path / "run.json").read_bytes()), path)
-        except _DAMAGE as error:
-            reason = str(error) if isinstance(error, RunDirectoryError) else f"{path} is damaged: {_first_line(error)}"
+        except DAMAGE as error:
+            reason = str(error) if isinstance(error, RunDirectoryError) else f"{path} is damaged: {first_line(error)}"
             unreadable.append(Unreadable(path=path, reason=reason))
             continue
         if original != path:
@@ -131,7 +113,7 @@ def _as_compared(
         (str(place), cell.get("repetition"))
         for place, manifest in manifests.items()
         for cell in manifest["cells"]
-        if cell["state"] in _ONGOING
+        if cell["state"] in (PENDING, RUNNING)
     }
     keys = zip(frame["sweep"], frame["repetition"], strict=True)
     frame = frame.assign(series=series, unfinished=[key in ongoing for key in keys])
@@ -147,93 +129,6 @@ def swept(manifests: Mapping[Path, Mapping[str, Any]]) -> set[str]:
                 name, _, value = str(override).lstrip("+").partition("=")
                 values.setdefault(name, set()).add(value)
     return {name for name, used in values.items() if len(used) > 1}
-
-
-@cache
-def _unpacked(archive: Path, changed_ns: int, size: int) -> TemporaryDirectory[str]:
-    """Once for each content, and until the process ends: the runs' directories are in the frame."""
-    folder = TemporaryDirectory(prefix="tidemark-")
-    with ZipFile(archive) as file:
-        file.extractall(Path(folder.name) / archive.stem)
-    return folder
-
-
-class _Found:
-    """Walks the directories and keeps what is not a run by the way: manifests and log latencies."""
-
-    def __init__(self, unreadable: list[Unreadable]) -> None:
-        self.manifests: dict[Path, Mapping[str, Any]] = {}
-        self.log_latency: list[Mapping[str, Any]] = []
-        self._unreadable = unreadable
-        self._seen: set[Path] = set()
-
-    def walk(self, roots: Iterable[Path]) -> Iterator[Path]:
-        for root in roots:
-            if root.is_file() and root.suffix == ARCHIVE:
-                yield from self._inside(root.resolve())
-            elif root.is_dir():
-                yield from self._below(root.resolve())
-            else:
-                raise RunDirectoryError(f"{root} is not a directory; name one that holds runs, for example results")
-
-    def _below(self, root: Path) -> Iterator[Path]:
-        for name, folders, files in os.walk(root):
-            folders[:] = sorted(f for f in folders if not f.startswith(".") and f not in _APART)
-            path = Path(name)
-            if path not in self._seen:
-                self._seen.add(path)
-                if self._is_run(path, set(files)):
-                    yield path
-                for file in sorted(files):
-                    if file.endswith(ARCHIVE):
-                        yield from self._inside(path / file)
-
-    def _inside(self, archive: Path) -> Iterator[Path]:
-        about = archive.stat()
-        try:
-            folder = _unpacked(archive, about.st_mtime_ns, about.st_size)
-        except _DAMAGED_ARCHIVE as error:
-            self._say(archive, f"no archive that can be unpacked ({_first_line(error)})")
-            return
-        yield from self._below(Path(folder.name).resolve())
-
-    def sweep_of(self, path: Path) -> str:
-        """The nearest directory above a run that has a manifest; empty if there is none."""
-        return next((str(above) for above in (path, *path.parents) if above in self.manifests), "")
-
-    def _is_run(self, path: Path, files: set[str]) -> bool:
-        if "manifest.json" in files:
-            self._manifest(path)
-        if "log_latency.json" in files:
-            self._log_latency(path)
-        known = files & set(FILES)
-        aside = {"manifest.json", "log_latency.json"} & files
-        return bool(known) and ("run.json" in files or not aside)
-
-    def _manifest(self, path: Path) -> None:
-        try:
-            content = _json(path / "manifest.json")
-            for cell in content["cells"]:
-                if cell["state"] == "done" and not (path / cell["directory"]).is_dir():
-                    self._say(path / cell["directory"], f"the manifest says that cell {cell['id']} is done; it is gone")
-        except (*_DAMAGE, KeyError, TypeError) as error:
-            self._say(path, f"manifest.json: {error}")
-            return
-        self.manifests[path] = content
-
-    def _log_latency(self, path: Path) -> None:
-        try:
-            rows = _json(path / "log_latency.json")
-            self.log_latency += [{"directory": str(path), **_latency_row(row)} for row in rows]
-        except (*_DAMAGE, KeyError, TypeError) as error:
-            self._say(path, f"log_latency.json: {error}")
-
-    def _say(self, path: Path, reason: str) -> None:
-        self._unreadable.append(Unreadable(path=path, reason=reason))
-
-
-def _latency_row(row: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(row[name]) for name in ("rate", "p50_us", "p99_us", "count")}
 
 
 def _load_one(path: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], pd.DataFrame]:
@@ -278,7 +173,7 @@ def _check_files(path: Path) -> None:
             for line in (path / name).read_text().splitlines():
                 json.loads(line)
     except (ArrowException, OSError, ValueError) as error:
-        raise RunDirectoryError(f"{path}/{name} is damaged ({_first_line(error)}); run it again") from error
+        raise RunDirectoryError(f"{path}/{name} is damaged ({first_line(error)}); run it again") from error
 
 
 def summary_row(run: Mapping[str, Any]) -> dict[str, Any]:
@@ -407,18 +302,7 @@ def _yaml(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RunDirectoryError(f"{path} is not YAML ({_first_line(error)}); run it again") from error
+        raise RunDirectoryError(f"{path} is not YAML ({first_line(error)}); run it again") from error
     if not isinstance(content, dict):
         raise RunDirectoryError(f"{path} holds no settings; the run was cut off, so run it again")
     return content
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise RunDirectoryError(f"{path} is not JSON ({error})") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0][:200]

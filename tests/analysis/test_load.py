@@ -9,7 +9,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.load import FILES, load, merged, merged_by_spark
+from analysis.finding import FILES
+from analysis.load import load, merged, merged_by_spark
 from runners.rundir import RunDirectoryError
 from tests.analysis.synthetic import START_US, write_manifest, write_run
 
